@@ -1,0 +1,95 @@
+# Everything a developer needs. Each target does its own set-up: `make demo` and `make test` work
+# on a fresh machine. Stamp files in .venv keep it from being done twice.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet install
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo lab test test-fast test-all lint types coverage-wire format bench clean distclean
+
+help:  ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+	  printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+# --- set-up ----------------------------------------------------------------------------------------
+
+venv: $(VENV)/.test  ## make .venv with the project (editable) and all tools
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no '$(PYTHON)' here. Install Python 3.10 or newer, or say make PYTHON=/path/to/python3."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say make PYTHON=/path/to/python3."; exit 1; }
+	@# Debian ships Python without what venv needs; root can have it fetched.
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y python3-venv; } || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. Install its venv module (Debian: apt install python3-venv)."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml $(wildcard kernelspecs/sandbox/*)
+	@echo "Installing sandbox-kernel into $(VENV) ..."
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "Installing the tools for testing into $(VENV) ..."
+	@$(PIP) -e '.[test]'
+	@$(PY) -m bash_kernel.install --sys-prefix >/dev/null
+	@touch $@
+
+$(VENV)/.lab: $(VENV)/.demo
+	@echo "Installing JupyterLab into $(VENV) ..."
+	@$(PIP) 'jupyterlab>=4'
+	@touch $@
+
+# --- see it work -----------------------------------------------------------------------------------
+
+demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show what it prints
+	@$(PY) tools/demo.py
+
+lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
+	@$(PY) -m jupyter lab --notebook-dir=notebooks
+
+# --- checks ----------------------------------------------------------------------------------------
+
+test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then all tests that need no account
+	@$(PYTEST) -m 'not live'
+
+test-fast: $(VENV)/.test  ## the quick tests only
+	@$(PYTEST) -m 'not live and not slow and not faults'
+
+test-all: lint types coverage-wire  ## all checks, and also tests against hosted services (needs API keys)
+	@$(PYTEST)
+
+lint: $(VENV)/.test  ## ruff: rules and format
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --check --quiet . || { echo "Run 'make format'."; exit 1; }
+
+types: $(VENV)/.test  ## mypy --strict
+	@$(PY) -m mypy --no-error-summary
+	@$(PY) -m mypy --no-error-summary tools
+
+coverage-wire: $(VENV)/.test  ## the wire protocol must be covered by its own tests, every branch
+	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/guest/wire -m pytest -q tests/wire
+	@$(PY) -m coverage report --data-file=.coverage.wire --fail-under=100 --show-missing --skip-covered
+
+format: $(VENV)/.test  ## rewrite the sources as ruff likes them
+	@$(PY) -m ruff check --quiet --fix .
+	@$(PY) -m ruff format --quiet .
+
+bench: $(VENV)/.test  ## measure round trips, throughput and start-up against a plain local kernel
+	@$(PY) -m benchmarks
+
+# --- tidy up ---------------------------------------------------------------------------------------
+
+clean:  ## remove what tests and builds leave behind
+	@rm -rf build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## and the virtual environment, too
+	@rm -rf $(VENV)

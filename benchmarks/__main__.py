@@ -1,0 +1,8 @@
+"""``python -m benchmarks``."""
+
+import sys
+
+from benchmarks.cli import main
+
+if __name__ == "__main__":  # worker processes import this module, too
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The command line: ``python -m benchmarks [compare|scale] ...``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import machine, report
+from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, kernelspec_column
+from benchmarks.compare import Results, compare, workers
+from benchmarks.rows import ROWS
+from benchmarks.scale import Point
+from benchmarks.worker import QUICK, Sizes, Worker, WorkerFailed
+
+RESULTS = Path(__file__).parent / "results"
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    # Whoever ends this (a shell's `timeout`, a CI job) also gets what was measured so far.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    facts = machine.facts()
+    _progress(report.machine_line(facts))
+    # A short path: it holds Unix sockets.
+    folder = Path(tempfile.mkdtemp(prefix="skb-"))
+    try:
+        run = run_scale if options.benchmark == "scale" else run_compare
+        return run(options, facts, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_compare(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
+    sizes = QUICK if options.quick else Sizes()
+    rounds = options.rounds or (1 if options.quick else 3)
+    results = Results(_columns(options, DEFAULT_COLUMNS), [ROWS[name] for name in options.rows])
+    interrupted = False
+    try:
+        compare(results, sizes, rounds, folder, _progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    _print_title(facts, interrupted)
+    print(f"rounds: {rounds}; output: {sizes.output / 1e6:g} MB; prints: {sizes.prints:,}")
+    for column in results.columns:
+        print(f"  {column.name}: {column.about}")
+    print()
+    print(report.comparison_table(results))
+    print()
+    for check in report.checks(results):
+        print(check)
+    _print_problems(results.problems)
+    path = options.json or RESULTS / "latest.json"
+    report.save(path, report.comparison_json(results, facts, sizes, rounds))
+    print(f"saved in {path}")
+    return INTERRUPTED if interrupted else 1 if results.problems else 0
+
+
+def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
+    columns = _columns(options, ("local", "sandbox"))
+    curves: dict[str, list[Point]] = {column.name: [] for column in columns}
+    problems: list[str] = []
+    interrupted = False
+    try:
+        with workers(columns, Sizes(), folder, problems.append) as running:
+            for count in options.counts:
+                for worker in running:
+                    _progress(f"{worker.column.name}: {count} kernels")
+                    point = _scale_point(worker, count, options.trips, problems)
+                    if point is not None:
+                        curves[worker.column.name].append(point)
+    except KeyboardInterrupt:
+        interrupted = True
+    _print_title(facts, interrupted)
+    print(f"every kernel does {options.trips} round trips, all kernels at once\n")
+    print(report.curve_table(curves))
+    print()
+    for line in report.bends(curves):
+        print(line)
+    _print_problems(problems)
+    path = options.json or RESULTS / "scale.json"
+    report.save(path, report.curve_json(curves, facts, problems))
+    print(f"saved in {path}")
+    return INTERRUPTED if interrupted else 1 if problems else 0
+
+
+def _scale_point(worker: Worker, count: int, trips: int, problems: list[str]) -> Point | None:
+    try:
+        point = worker.call("many_kernels", kernels=count, round_trips=trips)
+    except WorkerFailed as error:
+        problems.append(f"column {worker.column.name}, {count} kernels: {error}")
+        _progress(problems[-1])
+        return None
+    assert isinstance(point, Point)
+    return point
+
+
+def _columns(options: argparse.Namespace, default: Sequence[str]) -> list[Column]:
+    if options.kernels:
+        named = [COLUMNS[name] for name in options.columns or ()]
+        return [*named, *map(kernelspec_column, options.kernels)]
+    return [COLUMNS[name] for name in options.columns or default]
+
+
+def _print_title(facts: dict[str, object], interrupted: bool) -> None:
+    if interrupted:
+        print("\nInterrupted; this is what was measured so far.")
+    print(report.machine_line(facts))
+
+
+def _print_problems(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"problem: {problem}")
+
+
+_begin = time.monotonic()
+
+
+def _progress(text: str) -> None:
+    print(f"[{time.monotonic() - _begin:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    columns = "\n".join(f"  {c.name:<16} {c.about}" for c in COLUMNS.values())
+    rows = "\n".join(f"  {row.name:<16} {row.about} ({row.unit})" for row in ROWS.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure the sandbox kernel next to a plain local one, in the same run.",
+        epilog=f"columns:\n{columns}\n\nrows:\n{rows}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "benchmark",
+        nargs="?",
+        choices=("compare", "scale"),
+        default="compare",
+        help="compare (the default): all rows; scale: many kernels at work at once",
+    )
+    parser.add_argument(
+        "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"
+    )
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="kernelspecs to measure, after the columns named with --columns, if any",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to save the figures")
+    only_compare = parser.add_argument_group("compare")
+    only_compare.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    only_compare.add_argument("--rounds", type=_positive, help="3 by default, 1 with --quick")
+    only_compare.add_argument("--quick", action="store_true", help="less of everything")
+    only_scale = parser.add_argument_group("scale")
+    only_scale.add_argument(
+        "--counts", nargs="+", type=_positive, default=[1, 5, 20, 50], help="numbers of kernels"
+    )
+    only_scale.add_argument(
+        "--trips", type=_positive, default=200, help="round trips that each kernel does"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

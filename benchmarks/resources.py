@@ -1,0 +1,108 @@
+"""CPU time and memory of processes and threads, as Linux tells them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TUNNEL_THREAD = "sandbox-kernel"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """CPU seconds used so far."""
+
+    process: float
+    tunnel: float | None
+    """Of the thread that carries the tunnel; None if there is none."""
+
+    @classmethod
+    def now(cls) -> Cpu:
+        thread = next((t for t in threading.enumerate() if t.name == TUNNEL_THREAD), None)
+        clock = thread and thread.ident and time.pthread_getcpuclockid(thread.ident)
+        return cls(time.process_time(), time.clock_gettime(clock) if clock else None)
+
+
+def pss(pid: int | str = "self") -> int:
+    """Bytes of memory that are this process's own, with its share of what it shares.
+
+    0 for a process that has ended; PermissionError if it may not be looked at.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line[:4] == "Pss:")
+
+
+def descendants(root: int) -> Iterator[int]:
+    """All processes below ``root``, each after its parent."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))):
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    waiting = [root]
+    while waiting:
+        found = children.get(waiting.pop(), [])
+        yield from found
+        waiting += found
+
+
+def memory_by_part(root: int) -> dict[str, int]:
+    """PSS of everything below ``root``, by what the processes are for."""
+    commands = {pid: _command(pid) for pid in descendants(root)}
+    stats = {pid: stat for pid in commands if (stat := _stat(pid))}
+    total: dict[str, int] = {}
+    for pid in stats:
+        part = _part(pid, commands, stats)
+        total[part] = total.get(part, 0) + pss(pid)
+    return total
+
+
+def _part(pid: int, commands: dict[int, list[str]], stats: dict[int, list[str]]) -> str:
+    """What a process is for. Processes of the guest program may share one command line, so this
+    goes by who started whom."""
+    parent = int(stats[pid][1])
+    command = commands[pid]
+    if _is_bwrap(command):
+        return "init"
+    if _is_guest_program(command):
+        if _is_bwrap(commands.get(parent, [])):
+            return "init"
+        has_kernel = any(int(stat[1]) == pid for stat in stats.values())
+        return "agent" if has_kernel else "connector"
+    if "ipykernel_launcher" in command:
+        # A kernel is forked from the warm interpreter, and both have the agent for a parent.
+        younger = (
+            int(stat[1]) == parent and int(stat[19]) > int(stats[pid][19])
+            for stat in stats.values()
+        )
+        return "warm" if _is_guest_program(commands.get(parent, [])) and any(younger) else "kernel"
+    return "other"
+
+
+def _is_bwrap(command: list[str]) -> bool:
+    return bool(command) and os.path.basename(command[0]) == "bwrap"
+
+
+def _is_guest_program(command: list[str]) -> bool:
+    return any("sandbox_guest" in argument for argument in command[:5])
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

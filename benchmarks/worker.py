@@ -1,0 +1,277 @@
+"""A process for each column, which measures what it is told to.
+
+A process of its own, because a link's shape, the tunnel's thread and the host's memory belong to a
+whole process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks import scale
+from benchmarks.columns import Column
+from benchmarks.livekernel import LiveKernel
+from benchmarks.resources import Cpu, memory_by_part, pss
+from benchmarks.shaping import NoShaping, echo_times, shaped
+
+Samples = dict[str, list[float]]
+"""Sample name -> values, in seconds and bytes."""
+
+CALL_LIMIT = 900.0
+"""Seconds that one task may take before its process is given up."""
+STOP_LIMIT = 60.0
+LOG_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything is measured in one round."""
+
+    round_trips: int = 200
+    batches: int = 4
+    """Round trips are done in so many turns, between which the other columns have theirs."""
+    output: int = 50_000_000
+    prints: int = 20_000
+    kernels: int = 10
+
+
+QUICK = Sizes(round_trips=60, batches=2, output=10_000_000, prints=5_000, kernels=3)
+
+
+class WorkerFailed(Exception):
+    """A task failed in the column's process, or that process did."""
+
+
+# --- in the column's process
+
+
+class Tasks:
+    """What can be measured. Every public method is a task; it gets a kernel that is ready."""
+
+    def __init__(self, column: Column, sizes: Sizes) -> None:
+        self._column = column
+        self._sizes = sizes
+        self._kernel: LiveKernel | None = None
+
+    def start(self) -> Samples:
+        """A new kernel, which stays for the tasks that follow."""
+        self.discard()
+        self._kernel, seconds = LiveKernel.start(self._column)
+        return {"start": [seconds]}
+
+    def restart(self) -> Samples:
+        return {"restart": [self._ready().restart()]}
+
+    def stop(self) -> Samples:
+        kernel = self._ready()
+        self._kernel = None
+        try:
+            return {"stop": [kernel.stop()]}
+        finally:
+            kernel.discard()
+
+    def round_trips(self) -> Samples:
+        kernel = self._ready()
+        count = self._sizes.round_trips // self._sizes.batches
+        for _ in range(count // 5):
+            kernel.round_trip()
+        before = Cpu.now()
+        times = [kernel.round_trip() for _ in range(count)]
+        return {"rtt": times, **_cpu_since(before, "rtt", count)}
+
+    def bare_link(self) -> Samples:
+        """Only for columns whose link is shaped: the others have none that could be bare."""
+        return {"link": echo_times(self._sizes.round_trips // 4)} if self._column.link else {}
+
+    def large_output(self) -> Samples:
+        kernel = self._ready()
+        before = Cpu.now()
+        seconds = kernel.large_output(self._sizes.output)
+        cpu = _cpu_since(before, "mb", self._sizes.output)
+        return {"throughput": [self._sizes.output / seconds], **cpu}
+
+    def prints(self) -> Samples:
+        return {"prints": [self._ready().prints(self._sizes.prints)]}
+
+    def interrupt(self) -> Samples:
+        return {"interrupt": [self._ready().interrupt("import time; time.sleep(60)", 0.5)]}
+
+    def interrupt_flood(self) -> Samples:
+        code = "while True: print('y' * 1000)"
+        return {"interrupt_flood": [self._ready().interrupt(code, 1.0)]}
+
+    def memory(self) -> Samples:
+        """With idle kernels that no client is connected to, above those of the first kernel."""
+        self.discard()
+        kernels: list[LiveKernel] = []
+        with contextlib.ExitStack() as stack:
+            before = 0
+            for number in range(self._sizes.kernels + 1):
+                kernel, _ = LiveKernel.start(self._column)
+                stack.callback(kernel.discard)
+                kernel.client.stop_channels()
+                kernels.append(kernel)
+                if number == 0:
+                    before = _own_memory()
+            grown = (_own_memory() - before) / self._sizes.kernels
+            parts = memory_by_part(os.getpid())
+        parts["all"] = sum(parts.values())
+        each = {f"memory_{part}": [size / len(kernels)] for part, size in parts.items()}
+        return {"memory_host": [grown], **each}
+
+    def many_kernels(self, kernels: int, round_trips: int) -> scale.Point:
+        """For ``python -m benchmarks scale``."""
+        return scale.measure(self._column, kernels, round_trips)
+
+    def discard(self) -> None:
+        """End the kernel, if there is one. The next task starts another."""
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            kernel.discard()
+
+    def _ready(self) -> LiveKernel:
+        if self._kernel is None:
+            self.start()
+        assert self._kernel is not None
+        return self._kernel
+
+
+def _cpu_since(before: Cpu, name: str, count: int) -> Samples:
+    now = Cpu.now()
+    used = {f"host_cpu_{name}": [(now.process - before.process) / count]}
+    if now.tunnel is not None and before.tunnel is not None:
+        used[f"tunnel_cpu_{name}"] = [(now.tunnel - before.tunnel) / count]
+    return used
+
+
+def _own_memory() -> int:
+    gc.collect()
+    return pss()
+
+
+def serve(pipe: Connection, column: Column, sizes: Sizes, folder: Path) -> None:
+    """The main function of a column's process: answer calls until None comes."""
+    # Ctrl-C is the business of the process that was started; it tells this one to end. A handler,
+    # because ignoring the signal would be inherited by kernels.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    log = os.open(log_file(folder, column), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, sys.stderr.fileno())
+    os.dup2(log, sys.stdout.fileno())
+    _own_folders(folder)
+    os.environ.update(column.environment)
+    tasks = Tasks(column, sizes)
+    try:
+        with shaped(column.link):
+            pipe.send((True, None))
+            while (call := pipe.recv()) is not None:
+                pipe.send(_answer(tasks, *call))
+    except EOFError:
+        pass  # whoever was to be told is gone
+    except NoShaping as error:
+        pipe.send((False, str(error)))
+    finally:
+        tasks.discard()
+
+
+def _answer(tasks: Tasks, name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+    try:
+        return True, getattr(tasks, name)(**arguments)
+    except Exception as error:  # noqa: BLE001  (told to the caller)
+        traceback.print_exc()
+        tasks.discard()
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _own_folders(folder: Path) -> None:
+    """Keep the user's sandboxes, connection files and history out of it."""
+    names = {
+        "SANDBOX_KERNEL_DATA_DIR": "data",
+        "SANDBOX_KERNEL_RUNTIME_DIR": "run",
+        "JUPYTER_RUNTIME_DIR": "jupyter",
+        "IPYTHONDIR": "ipython",
+    }
+    for variable, name in names.items():
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+        os.environ[variable] = str(folder / name)
+    # Should this process be killed, its sandboxes end soon after.
+    os.environ["SANDBOX_KERNEL_LEASE_SECONDS"] = "120"
+
+
+def log_file(folder: Path, column: Column) -> Path:
+    return folder / f"{column.name}.log"
+
+
+# --- in the process that was started
+
+
+class Worker:
+    """A column's process, as seen from outside."""
+
+    def __init__(self, column: Column, sizes: Sizes, folder: Path) -> None:
+        """Raises WorkerFailed if the column cannot be had on this machine."""
+        self.column = column
+        self._log = log_file(folder, column)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, column, sizes, folder), name=f"bench-{column.name}"
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, task: str, **arguments: Any) -> Any:
+        """Do a task. WorkerFailed if it fails; others can still be done, unless ``dead``."""
+        try:
+            self._pipe.send((task, arguments))
+        except OSError as error:
+            raise WorkerFailed(f"the process of column {self.column.name!r} is gone") from error
+        return self._answer()
+
+    @property
+    def dead(self) -> bool:
+        return not self._process.is_alive()
+
+    def close(self) -> None:
+        """Let it end its kernels; kill it if it takes too long. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        # A task that is under way is answered into the void, so the pipe must stay open until then.
+        self._process.join(STOP_LIMIT)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+    def _answer(self) -> Any:
+        begin = time.monotonic()
+        if not self._pipe.poll(CALL_LIMIT):
+            self._process.kill()
+            raise WorkerFailed(f"nothing came for {time.monotonic() - begin:.0f} s")
+        try:
+            ok, result = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerFailed(f"its process ended; it printed last:\n{self._tail()}") from None
+        if not ok:
+            raise WorkerFailed(str(result))
+        return result
+
+    def _tail(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return self._log.read_text(errors="replace")[-LOG_TAIL:]
+        return "(nothing)"

@@ -1,0 +1,98 @@
+"""``sandbox-kernel doctor``: can the backends be used here, and if not, what is to be done?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.parser import Commands, add_command
+from sandbox_kernel.cli.text import print_json, printable
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable, SpecError
+from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
+from sandbox_kernel.sandboxes.backends import backend_names, load_backend
+from sandbox_kernel.sandboxes.base import Diagnosis
+
+TIMEOUT = 120.0
+_MARKS = {True: "v", False: "x", None: "!"}
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "doctor",
+        run,
+        "check which backends work here, by trying them",
+        details="Marks: v works,\nx does not, ! works with a remark; below it, what to do. The "
+        "exit code is 0 if the named\nbackends work; without names, all are shown and 'local' "
+        "decides. With --json: a list of\nobjects with the keys backend, ok, checks; each check "
+        "has ok (true, false, or null for a\nremark), what, fix.",
+        examples=("doctor", "doctor local", "doctor --json"),
+    )
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    unknown = sorted(set(arguments.backends) - set(backend_names()))
+    if unknown:
+        raise SpecError(
+            f"There is no sandbox backend {unknown[0]!r}; installed are: "
+            f"{', '.join(backend_names())}."
+        )
+    asked = arguments.backends or backend_names()
+    found = foreground.run(_diagnose_all(asked))
+    works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
+    if arguments.json:
+        print_json(
+            [
+                {
+                    "backend": backend,
+                    "ok": works[backend],
+                    "checks": [{"ok": c.ok, "what": c.what, "fix": c.fix} for c in found[backend]],
+                }
+                for backend in asked
+            ]
+        )
+    else:
+        for backend in asked:
+            print(f"{backend}: {'works' if works[backend] else 'does not work here'}")
+            for check in found[backend]:
+                _print(check)
+    needed = arguments.backends or [DEFAULT_BACKEND]
+    return 0 if all(works.get(backend, False) for backend in needed) else 1
+
+
+async def _diagnose_all(backends: Sequence[str]) -> dict[str, Sequence[Diagnosis]]:
+    found = await asyncio.gather(*(_diagnose(backend) for backend in backends))
+    return dict(zip(backends, found, strict=True))
+
+
+async def _diagnose(backend: str) -> Sequence[Diagnosis]:
+    try:
+        client = load_backend(backend)
+    except SandboxUnavailable as error:
+        fix = f"pip install 'sandbox-kernel[{backend}]'"
+        return [Diagnosis(False, f"its SDK cannot be imported: {error.__cause__ or error}", fix)]
+    except SandboxError as error:
+        return [Diagnosis(False, str(error))]
+    try:
+        checks = await asyncio.wait_for(client.diagnose(), TIMEOUT)
+    except asyncio.TimeoutError:
+        return [Diagnosis(False, f"it did not answer within {TIMEOUT:g} s", "Try again later.")]
+    except (SandboxError, OSError) as error:
+        return [Diagnosis(False, f"the check itself failed: {error}")]
+    finally:
+        await client.close()
+    return checks or [Diagnosis(None, "nothing to check")]
+
+
+def _print(check: Diagnosis) -> None:
+    print(f"  {_MARKS[check.ok]} {_indented(check.what)}")
+    if check.fix:
+        print(f"      {_indented(check.fix)}")
+
+
+def _indented(text: str) -> str:
+    return printable(text.strip()).replace("\n", "\n      ")

@@ -1,0 +1,84 @@
+"""``sandbox-kernel rm``: end sandboxes and delete what they hold."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.commands.ps import note
+from sandbox_kernel.cli.find import Found, sandbox, survey
+from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
+from sandbox_kernel.cli.text import printable
+from sandbox_kernel.errors import SandboxError, SandboxNotFound
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "rm",
+        run,
+        "remove sandboxes, with all that they hold",
+        details="A sandbox that is named is removed\nwhether it runs or not: naming it is clear "
+        "enough. --all leaves sandboxes with a running\nkernel alone unless --force is given, and "
+        "asks first on a terminal. A sandbox that is not\nthere counts as removed. Named "
+        "workspaces (--workspace) are kept.",
+        usage="NAME... | --all [--force]",
+        examples=("rm kernel-1a2b3c4d", "rm --all", "rm --all --force"),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="as `ps` shows it")
+    parser.add_argument("-a", "--all", action="store_true", help="all, but for running kernels")
+    parser.add_argument(
+        "-f", "--force", action="store_true", help="with --all: running kernels too, unasked"
+    )
+    add_which_backend(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if bool(arguments.names) == arguments.all:
+        arguments.parser.error("name the sandboxes to remove, or say --all")
+    if not arguments.all:
+        return _each([(name, arguments.backend) for name in arguments.names])
+    found = [
+        sandbox
+        for sandbox in foreground.run(survey(note))
+        if arguments.backend in (None, sandbox.info.backend)
+    ]
+    spared = [s for s in found if s.has_kernel and s.running and not arguments.force]
+    doomed = [s for s in found if s not in spared]
+    for kept in spared:
+        note(f"{kept.info.name} has a running kernel and stays. Add --force, or name it.")
+    if doomed and not arguments.force and not _confirmed(doomed):
+        note("Nothing was removed.")
+        return 1
+    return _each([(s.info.name, s.info.backend) for s in doomed])
+
+
+def _confirmed(doomed: list[Found]) -> bool:
+    if not sys.stdin.isatty():
+        return True
+    print("This removes, with all files in them:", *(f"  {s.info.name}" for s in doomed), sep="\n")
+    try:
+        return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _each(sandboxes: list[tuple[str, str | None]]) -> int:
+    failed = False
+    for name, backend in sandboxes:
+        try:
+            foreground.run(_remove(name, backend))
+        except SandboxNotFound as error:
+            note(f"{error} Nothing to remove.")
+        except (SandboxError, OSError) as error:
+            note(str(error))
+            failed = True
+        else:
+            print(printable(name))
+    return 1 if failed else 0
+
+
+async def _remove(name: str, backend: str | None) -> None:
+    async with sandbox(name, backend) as (client, _):
+        await client.remove(name)

@@ -1,0 +1,90 @@
+"""``sandbox-kernel run``: a command in a sandbox of its own, which is gone afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+
+from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.commands.exec_ import positive
+from sandbox_kernel.cli.commands.shell import on_terminal, terminal_environment
+from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options, spec_values
+from sandbox_kernel.cli.streams import Session
+from sandbox_kernel.jupyter.configuration import KernelConfiguration, read_configuration
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.spec import ENV_PREFIX
+
+INTERRUPT_GRACE = 3.0
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "run",
+        run,
+        "run a command in a sandbox of its own, which is gone afterwards",
+        details="Streams and\nexit code are as with `exec`. Ctrl-C interrupts the command, and "
+        f"removes the sandbox after\n{INTERRUPT_GRACE:g} s at the latest.",
+        usage="[options] -- CMD [ARGS...]",
+        examples=(
+            "run -- python -c 'import os; print(os.listdir(\"/\"))'",
+            "run --memory-mib 256 --timeout 60 -- python untrusted.py",
+            "run --tty -- bash",
+        ),
+        takes_command=True,
+    )
+    parser.add_argument("--backend", metavar="BACKEND", help="default: local")
+    parser.add_argument("--timeout", type=positive, metavar="SECONDS", help="kill it after so long")
+    parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
+    parser.add_argument("-t", "--tty", action="store_true", help="with a terminal, as `shell`")
+    add_spec_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    configuration = configured(arguments, {}, f"run-{secrets.token_hex(4)}")
+
+    async def work(session: Session) -> int:
+        return await _run_once(session, configuration, arguments)
+
+    if arguments.tty:
+        return on_terminal(work)
+    session = Session(interrupt_grace=INTERRUPT_GRACE)
+    return foreground.run(work(session), on_signal=session.on_signal)
+
+
+async def _run_once(
+    session: Session, configuration: KernelConfiguration, arguments: argparse.Namespace
+) -> int:
+    client = load_backend(configuration.backend)
+    try:
+        handle = await client.create(configuration.spec)
+        try:
+            return await session.exec(
+                handle,
+                arguments.command,
+                env=terminal_environment() if arguments.tty else None,
+                cwd=arguments.cwd,
+                timeout=arguments.timeout,
+                terminal=arguments.tty,
+            )
+        finally:
+            await asyncio.shield(client.remove(handle.name))
+    finally:
+        await client.close()
+
+
+def configured(
+    arguments: argparse.Namespace, config: dict[str, object], default_name: str
+) -> KernelConfiguration:
+    """The settings in force for a new sandbox: options win over the environment, which wins over
+    ``config``."""
+    options = spec_values(arguments)
+    if arguments.backend:
+        options["backend"] = arguments.backend
+    overridden = {ENV_PREFIX + key.upper() for key in options}
+    environ = {name: value for name, value in os.environ.items() if name not in overridden}
+    return read_configuration(
+        config, options, default_name=default_name, environ=environ, where="the command line"
+    )

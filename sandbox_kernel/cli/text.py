@@ -1,0 +1,43 @@
+"""Text for people: tables, ages, and what may have come from a sandbox made safe to print."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that it cannot drive the user's terminal.
+    Lines and tabs stay."""
+    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns; the first row is the heading. Each cell is made safe to print."""
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit: 42s, 7m, 3h, 12d."""
+    seconds = max(0.0, seconds)
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds // 86400)}d"
+
+
+def print_json(value: Any) -> None:
+    """For programs: escaped ASCII, so it is safe to print as well."""
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,87 @@
+"""Every error that sandbox-kernel raises on purpose.
+
+    SandboxError
+    +-- SpecError                 the request itself is wrong (also a ValueError)
+    |   +-- SpecRefused           the backend cannot enforce a field of it
+    +-- SandboxUnavailable        the backend cannot be used on this machine
+    +-- SandboxNotFound           no sandbox has that name
+    +-- SandboxExists             a sandbox has that name already
+    +-- SandboxGone               the sandbox ended while it was needed
+    +-- SandboxTimeout            the sandbox did not answer in time (also a TimeoutError)
+    +-- ExecFailed                a command could not be run in the sandbox
+    +-- TunnelError               the wire between host and sandbox
+    |   +-- LinkLost              a stream broke; the tunnel reconnects by itself
+    |   +-- ProtocolError         the far side broke the protocol; the session is over
+    |   +-- SessionRefused        the agent refused this session (token, version, superseded)
+    +-- KernelError
+        +-- KernelLaunchFailed    the kernel process could not be started
+        +-- KernelDied            the kernel process ended by itself
+
+A message says what failed, in which sandbox, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class SpecError(SandboxError, ValueError):
+    """A SandboxSpec or a piece of configuration is wrong; nothing was created."""
+
+
+class SpecRefused(SpecError):
+    """The spec asks for something that the chosen backend cannot enforce; nothing was created."""
+
+
+class SandboxUnavailable(SandboxError):
+    """The backend cannot be used here: an extra, a kernel feature or an account is missing."""
+
+
+class SandboxNotFound(SandboxError):
+    """No sandbox of that name (or id) exists in the backend."""
+
+
+class SandboxExists(SandboxError):
+    """A sandbox of that name exists already."""
+
+
+class SandboxGone(SandboxError):
+    """The sandbox ended (stopped, killed, lease over) while it was needed."""
+
+
+class SandboxTimeout(SandboxError, TimeoutError):
+    """The sandbox or its provider did not answer within the time allowed."""
+
+
+class ExecFailed(SandboxError):
+    """A command could not be started in the sandbox (it does not exist, cannot be executed)."""
+
+
+class TunnelError(SandboxError):
+    """Something about the wire between host and sandbox."""
+
+
+class LinkLost(TunnelError):
+    """The stream to the sandbox broke. The tunnel handles this by reconnecting."""
+
+
+class ProtocolError(TunnelError):
+    """The far side sent what the protocol does not allow. Its session is ended."""
+
+
+class SessionRefused(TunnelError):
+    """The agent in the sandbox refused the session."""
+
+
+class KernelError(SandboxError):
+    """Something about the kernel process in the sandbox."""
+
+
+class KernelLaunchFailed(KernelError):
+    """The kernel process could not be started."""
+
+
+class KernelDied(KernelError):
+    """The kernel process ended without being asked to."""

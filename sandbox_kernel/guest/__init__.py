@@ -1,0 +1,12 @@
+"""All that runs inside the sandbox. Standard library only, Python 3.9+, relative imports only.
+
+wire/       the protocol, as state machines without I/O (both sides use it)
+loop        a small event loop with the part of asyncio's interface that is needed here
+fdlink      a link over file descriptors (both sides)
+peer        session + multiplexer + link: one side of a running connection (both sides)
+pump        a stream of the multiplexer <-> a local socket (both sides)
+kernel      the kernel process
+agent       the daemon in the sandbox: owns the kernel and the session
+connector   the command that the host runs to reach the agent; it only passes its stdio on
+jailinit    PID 1 of the local jail
+"""

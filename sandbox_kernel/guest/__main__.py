@@ -1,0 +1,27 @@
+"""Entry point of the guest program: ``agent DIR LEASE [KERNEL...]`` or ``connect DIR CODEC``."""
+
+import sys
+from typing import List, Optional
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command == "agent" and len(rest) >= 2:
+        # First what takes longest: the kernel's imports go on while the agent starts.
+        from .warmstart import WarmProcess, kernel_command
+
+        warm = WarmProcess.start(kernel_command(rest[2:], rest[0]))
+        from .agent import main as agent
+
+        agent(rest[0], float(rest[1]), warm)
+        return 0
+    if command == "connect" and len(rest) == 2:
+        from .connector import main as connect
+
+        return connect(rest[0], rest[1])
+    print("usage: agent DIR LEASE [KERNEL...] | connect DIR CODEC", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

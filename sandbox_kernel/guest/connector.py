@@ -1,0 +1,53 @@
+"""The connector: the command that the host runs in the sandbox for each link.
+
+It hands its stdin and stdout to the agent and then only waits: no byte of the session passes
+through it, and it holds nothing that matters when it is killed.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+
+from .wire.codec import CODECS, PREAMBLE
+
+SOCKET = "agent.sock"
+"""Name of the agent's socket in its folder."""
+
+AGENT_TIMEOUT = 20.0
+"""Seconds for an agent that has just been started to listen."""
+EXIT_NO_AGENT = 69
+
+
+def main(folder: str, codec: str) -> int:
+    if codec not in CODECS:
+        print("unknown codec %r; known: %s" % (codec, ", ".join(CODECS)), file=sys.stderr)
+        return 2
+    connection = _connect(os.path.join(folder, SOCKET))
+    if connection is None:
+        print("no agent answers in %s" % folder, file=sys.stderr)
+        return EXIT_NO_AGENT
+    with connection:
+        os.write(1, PREAMBLE)
+        socket.send_fds(connection, [json.dumps({"codec": codec}).encode()], [0, 1])
+        # This process must not keep the stream open when the agent closes its copies.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        connection.recv(1)
+    return 0
+
+
+def _connect(path: str) -> "socket.socket | None":
+    deadline = time.monotonic() + AGENT_TIMEOUT
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+            return connection
+        except OSError:
+            connection.close()
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.002)

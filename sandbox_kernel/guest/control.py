@@ -1,0 +1,132 @@
+"""Control calls: lines of JSON on the stream whose target is ``control``.
+
+The host sends ``{"id": n, "call": name, "args": {...}}`` and gets ``{"id": n, "result": ...}`` or
+``{"id": n, "error": {"kind": ..., "message": ...}}``; the agent sends ``{"event": name, ...}`` by
+itself. docs/wire.md lists the calls.
+"""
+
+import json
+from typing import Any, Callable, Dict
+
+from .peer import Peer
+from .wire.frames import Buffer
+from .wire.mux import Stream
+
+MAX_LINE = 4 * 2**20
+
+
+class CallError(Exception):
+    """A control call that cannot be done. ``kind`` is for programs, the message for people."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Later:
+    """What a call returns whose answer comes later: ``finish`` or ``fail`` sends it."""
+
+    def __init__(self) -> None:
+        self._send: "Callable[[Dict[str, Any]], object] | None" = None
+        self._answer: "Dict[str, Any] | None" = None
+
+    def finish(self, result: Any) -> None:
+        self._set({"result": result})
+
+    def fail(self, error: CallError) -> None:
+        self._set(_error(error.kind, error))
+
+    def _set(self, answer: Dict[str, Any]) -> None:
+        self._answer = answer
+        if self._send is not None:
+            self._send(answer)
+
+    def send_with(self, send: "Callable[[Dict[str, Any]], object]") -> None:
+        self._send = send
+        if self._answer is not None:
+            send(self._answer)
+
+
+def _error(kind: str, error: Exception) -> Dict[str, Any]:
+    return {"error": {"kind": kind, "message": str(error)}}
+
+
+class LineReader:
+    """Cuts a stream into lines, none longer than MAX_LINE."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+
+    def feed(self, data: Buffer) -> "list[bytes]":
+        """The lines that ``data`` completes. ValueError for a line that is too long."""
+        head, newline, rest = bytes(data).rpartition(b"\n")
+        lines = []
+        if newline:
+            lines = bytes(self._partial + head).split(b"\n")
+            self._partial.clear()
+        # Only what is new is looked at: a line that comes byte by byte costs no more than another.
+        self._partial += rest
+        if len(self._partial) > MAX_LINE:
+            raise ValueError("a line of more than %d bytes" % MAX_LINE)
+        return lines
+
+
+class ControlServer:
+    """Handles one control stream; ``calls`` maps a name to a function of keyword arguments."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        stream: Stream,
+        calls: Dict[str, Callable[..., Any]],
+        on_closed: "Callable[[ControlServer], object]",
+    ) -> None:
+        self._peer = peer
+        self._stream = stream
+        self._calls = calls
+        self._on_closed = on_closed
+        self._lines = LineReader()
+        stream.owner = self
+
+    def send(self, message: Dict[str, Any]) -> None:
+        self._stream.write(json.dumps(message).encode() + b"\n")
+        self._peer.flush_soon()
+
+    def on_data(self, payload: Buffer) -> None:
+        size = len(payload)
+        try:
+            for line in self._lines.feed(payload):
+                self._call(json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self._stream.reset("control: %r" % error)
+            self._on_closed(self)
+            return
+        self._stream.consumed(size)
+
+    def _call(self, request: Dict[str, Any]) -> None:
+        id_, name, args = request["id"], request["call"], request["args"]
+        function = self._calls.get(name)
+        try:
+            if function is None:
+                raise CallError("unknown-call", "the agent knows no call %r" % name)
+            result = function(**args)
+        except CallError as error:
+            answer = _error(error.kind, error)
+        except (TypeError, ValueError, OSError) as error:
+            answer = _error(type(error).__name__, error)
+        else:
+            if isinstance(result, Later):
+                result.send_with(lambda later: self.send({"id": id_, **later}))
+                return
+            answer = {"result": result}
+        self.send({"id": id_, **answer})
+
+    def on_finished(self) -> None:
+        self._stream.finish()
+        self._on_closed(self)
+
+    def on_reset(self, reason: str) -> None:
+        self._on_closed(self)
+
+    def on_room(self) -> None:
+        """Nothing waits for room: answers are few and small."""

@@ -1,0 +1,269 @@
+"""The kernel process: start, signal, watch, and the tail of what it prints.
+
+Each launch is a *generation* with a folder of its own for its sockets, so that nothing of an older
+kernel is ever taken for the new one's. The connection file has one path for all of them: it is part
+of the command line, which a warm kernel (``warmstart``) has before it is launched.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from .loop import LoopLike
+from .warmstart import CONNECTION_FILE, WarmStart, kernel_command
+
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+LOG_LIMIT = 256 * 1024
+"""Bytes of the kernel's own output that are kept."""
+
+Address = Union[str, "tuple[str, int]"]
+
+
+class LaunchError(Exception):
+    """The kernel could not be started; the message says why."""
+
+
+class Log:
+    """The last LOG_LIMIT bytes of something."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * LOG_LIMIT:
+            del self._data[:-LOG_LIMIT]
+
+    def tail(self, size: int = LOG_LIMIT) -> str:
+        return bytes(self._data[-size:]).decode(errors="replace") if size else ""
+
+
+class _Plain:
+    """A process that was started here."""
+
+    def __init__(
+        self, command: List[str], env: Dict[str, str], cwd: str, null: int, output: int
+    ) -> None:
+        self._popen = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd or None,
+            stdin=null,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+
+    def poll(self) -> Optional[int]:
+        return self._popen.poll()
+
+
+class _Orphan:
+    """A process that a warm kernel forked and left to us."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> Optional[int]:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            # Not (yet) ours: its parent is about to leave it to us.
+            return None
+        return _exit_code(status) if pid else None
+
+
+class Kernel:
+    """The one kernel of this sandbox. ``on_exit`` is called once for each launch that ends."""
+
+    def __init__(self, loop: LoopLike, folder: str, on_exit: Callable[[], object]) -> None:
+        self.generation = 0
+        self.pid: Optional[int] = None
+        self.exit_code: Optional[int] = None
+        """Exit code of the last launch; -N for signal N; None while it runs."""
+        self.ended_at: Optional[float] = None
+        self.log = Log()
+        self._loop = loop
+        self._folder = folder
+        self._on_exit = on_exit
+        self.warm = WarmStart(loop)
+        self._process: "Optional[_Plain | _Orphan]" = None
+        self._launching = False
+        self._addresses: Dict[str, Address] = {}
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self.exit_code is None
+
+    def launch(
+        self,
+        argv: List[str],
+        env: Dict[str, str],
+        cwd: str,
+        connection: Dict[str, Any],
+        transport: str,
+        done: Callable[[Optional[LaunchError]], None],
+    ) -> None:
+        """Start a kernel, from the warm one if that fits. ``done`` is called with None or with
+        the reason why there is no kernel now."""
+        if self.running or self._launching:
+            return done(LaunchError("a kernel runs already, with pid %s" % self.pid))
+        self.generation += 1
+        folder = os.path.join(self._folder, "k%d" % self.generation)
+        shutil.rmtree(os.path.join(self._folder, "k%d" % (self.generation - 1)), True)
+        command = kernel_command(argv, self._folder)
+        environment = {**os.environ, **env}
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            endpoints = self._endpoints(folder, transport)
+            path = os.path.join(self._folder, CONNECTION_FILE)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump({**connection, **endpoints}, file)
+            null = os.open(os.devnull, os.O_RDONLY)
+        except OSError as error:
+            return done(LaunchError(str(error)))
+        try:
+            read, write = os.pipe()
+        except OSError as error:
+            os.close(null)
+            return done(LaunchError(str(error)))
+        self._launching = True
+
+        def started(pid: Optional[int]) -> None:
+            """From the warm kernel: a pid, or None if a plain start must do."""
+            self._launching = False
+            try:
+                process = (
+                    _Plain(command, environment, cwd, null, write) if pid is None else _Orphan(pid)
+                )
+            except (OSError, ValueError, IndexError) as error:
+                os.close(read)
+                return done(LaunchError("%s: %s" % (" ".join(command[:1]), error)))
+            finally:
+                os.close(write)
+                os.close(null)
+            self._process = process
+            self.pid = process.pid
+            self.exit_code = self.ended_at = None
+            os.set_blocking(read, False)
+            self._loop.add_reader(read, self._output, read)
+            done(None)
+            self.reap()  # it may have ended before its pid was known
+
+        self.warm.launch(command, environment, cwd or "/", (null, write, write), started)
+
+    def _endpoints(self, folder: str, transport: str) -> Dict[str, Any]:
+        if transport == "ipc":
+            prefix = os.path.join(folder, "c")
+            ports = list(range(1, len(CHANNELS) + 1))
+            self._addresses = {c: "%s-%d" % (prefix, p) for c, p in zip(CHANNELS, ports)}
+        else:
+            prefix = "127.0.0.1"
+            ports = _free_ports(len(CHANNELS))
+            self._addresses = {c: (prefix, p) for c, p in zip(CHANNELS, ports)}
+        values: Dict[str, Any] = {"%s_port" % c: p for c, p in zip(CHANNELS, ports)}
+        return {**values, "transport": transport, "ip": prefix}
+
+    def connect(self, channel: str) -> Optional[socket.socket]:
+        """A connection to one of the kernel's sockets, or None if it does not listen (yet)."""
+        address = self._addresses.get(channel)
+        if address is None or not self.running:
+            return None
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # no descriptor is left
+            return None
+        try:
+            sock.connect(address)
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            return None
+        return sock
+
+    def signal(self, signum: int) -> bool:
+        """Signal the kernel's process group, as a local kernel manager does. False: not running."""
+        if not self.running or self.pid is None:
+            return False
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill the kernel and the processes in its group."""
+        self.signal(signal.SIGKILL)
+
+    def reap(self) -> None:
+        """To be called after SIGCHLD."""
+        if self._process is None or self.exit_code is not None:
+            return
+        code = self._process.poll()
+        if code is not None:
+            # What a dead kernel leaves in its group may hold its sockets open for ever.
+            self.kill()
+            self.exit_code = code
+            self.ended_at = time.time()
+            self._on_exit()
+
+    def _output(self, fd: int) -> None:
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self.log.add(data)
+        else:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def status(self) -> Dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "running": self.running,
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "ended_at": self.ended_at,
+        }
+
+    def usage(self) -> Dict[str, Any]:
+        """Memory and CPU time of the kernel process; empty if it cannot be read."""
+        try:
+            with open("/proc/%s/statm" % self.pid) as file:
+                pages = int(file.read().split()[1])
+            with open("/proc/%s/stat" % self.pid) as file:
+                fields = file.read().rpartition(")")[2].split()
+        except (OSError, ValueError, IndexError):
+            return {}
+        ticks = os.sysconf("SC_CLK_TCK")
+        return {
+            "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+            "cpu_seconds": (int(fields[11]) + int(fields[12])) / ticks,
+            "threads": int(fields[17]),
+        }
+
+
+def _exit_code(status: int) -> int:
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _free_ports(count: int) -> List[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

@@ -1,0 +1,144 @@
+"""Pump: carries bytes between a stream of the multiplexer and a local socket."""
+
+import socket
+from collections import deque
+from typing import Callable, Deque
+
+from .loop import LoopLike
+from .peer import Peer
+from .wire.frames import Buffer
+from .wire.mux import Stream
+
+_MIN_READ, _MAX_READ = 8 * 1024, 256 * 1024
+_SMALL = 32 * 1024
+
+
+class Pump:
+    """Owns a connected non-blocking socket and one stream until both have ended.
+
+    Backpressure goes both ways: the socket is not read while the stream is full, and credit is
+    given back only for what the socket has taken.
+    """
+
+    def __init__(
+        self,
+        loop: LoopLike,
+        peer: Peer,
+        stream: Stream,
+        sock: socket.socket,
+        on_closed: "Callable[[Pump], object] | None" = None,
+    ) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._stream = stream
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._on_closed = on_closed
+        self._out: Deque[Buffer] = deque()
+        self._writing = False
+        self._finish_after_out = False
+        self._closed = False
+        self._read_size = _MIN_READ
+        stream.owner = self
+        sock.setblocking(False)
+        loop.add_reader(self._fd, self._readable)
+
+    def close(self, reason: str) -> None:
+        """Give both sides up."""
+        self._stream.reset(reason)
+        self._peer.flush_soon()
+        self._close_socket()
+
+    # --- from the socket to the stream
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(self._read_size)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            return self.close(str(error))
+        if not data:
+            self._loop.remove_reader(self._fd)
+            self._stream.finish()
+            self._peer.flush_soon()
+            if self._stream.closed:
+                self._close_socket()
+            return
+        self._read_size = min(max(2 * len(data), _MIN_READ), _MAX_READ)
+        self._stream.write(data)
+        self._peer.flush_soon()
+        if self._stream.full:
+            self._stream.waiting = True
+            self._loop.remove_reader(self._fd)
+
+    def on_room(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._fd, self._readable)
+
+    # --- from the stream to the socket
+
+    def on_data(self, payload: Buffer) -> None:
+        if self._closed:
+            self._stream.consumed(len(payload))
+        elif self._out:
+            # A payload is a view of a whole read of the link. A small one that has to wait is
+            # copied, so that it is credit that bounds the memory that is held here.
+            self._out.append(bytes(payload) if len(payload) < _SMALL else payload)
+        else:
+            self._out.append(payload)
+            self._write_some()
+
+    def on_finished(self) -> None:
+        self._finish_after_out = True
+        if not self._out:
+            self._finish()
+
+    def on_reset(self, reason: str) -> None:
+        self._close_socket()
+
+    def _writable(self) -> None:
+        self._write_some()
+        self._peer.flush_soon()
+
+    def _write_some(self) -> None:
+        out = self._out
+        try:
+            while out:
+                first = out[0]
+                sent = self._sock.send(first)
+                self._stream.consumed(sent)
+                if sent == len(first):
+                    out.popleft()
+                else:
+                    out[0] = memoryview(first)[sent:]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            return self.close(str(error))
+        if bool(out) != self._writing:
+            self._writing = bool(out)
+            if self._writing:
+                self._loop.add_writer(self._fd, self._writable)
+            else:
+                self._loop.remove_writer(self._fd)
+        if not out and self._finish_after_out:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The far side has said all. ZMTP knows no half-open connection, so neither do we."""
+        self._stream.finish()
+        self._peer.flush_soon()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        self._out.clear()
+        self._sock.close()
+        if self._on_closed is not None:
+            self._on_closed(self)

@@ -1,0 +1,134 @@
+"""A warm kernel: an interpreter that has imported ipykernel and waits to be forked.
+
+The agent starts the kernel's own command line (``python -m ipykernel_launcher -f FILE``) with this
+folder on PYTHONPATH, so this module runs after ``site`` and before the program. It imports what
+every kernel imports, before any thread or ZMQ context exists, and then forks a kernel for each
+request of the agent. In the child it simply returns: the interpreter goes on to its program as if
+nothing had been, with the right argv, sys.path, name and working directory.
+
+Requests come over a SOCK_SEQPACKET socket: JSON ``{"env": {...}, "cwd": "..."}`` with stdin,
+stdout and stderr as descriptors. The answer is ``{"pid": n}``, or ``{"stale": true}`` if the
+packages have changed since they were imported: then this process ends, and the agent starts
+another.
+"""
+
+import importlib
+import os
+import sys
+
+FD_VARIABLE = "SANDBOX_KERNEL_WARM_FD"
+SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
+MAX_REQUEST = 2**20
+
+# What a kernel has imported by the time that it has run its first cell.
+MODULES = (
+    "ipykernel.kernelapp",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "IPython.core.completerlib",
+    "IPython.core.debugger",
+    "IPython.core.logger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "IPython.utils.wildcard",
+    "encodings.idna",
+    "faulthandler",
+    "psutil",
+    "pydoc",
+    "runpy",
+    "sqlite3",
+    "tornado.locks",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+)
+
+
+def hide() -> None:
+    """Take this module out of the interpreter, and let the environment's own one in."""
+    folder = os.path.dirname(__file__)
+    sys.path[:] = [path for path in sys.path if path != folder]
+    sys.path_importer_cache.pop(folder, None)
+    saved = os.environ.pop(SAVED_VARIABLE)
+    if saved:
+        os.environ["PYTHONPATH"] = saved
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError:
+        sys.modules["sitecustomize"] = ours  # which its importer is about to look up
+
+
+def fingerprint() -> "list[object]":
+    """Changes whenever a fresh interpreter might find other modules than we have."""
+    marks: "list[object]" = []
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for path in [*sys.path, *sorted({file for file in files if file})]:
+        try:
+            found = os.stat(path or ".")
+            marks.append((path, found.st_mtime_ns, found.st_size))
+        except OSError:
+            marks.append((path, None))
+    return marks
+
+
+def serve(fd: int) -> None:
+    """Fork a kernel a request. Returns in each kernel, never in this process."""
+    import gc
+    import json
+    import signal
+    import socket
+
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # another version of ipykernel; the kernel will import what it needs
+            pass
+    mark = fingerprint()
+    gc.collect()
+    gc.freeze()
+    if len(os.listdir("/proc/self/task")) != 1:
+        os._exit(1)  # a module has started a thread, which no fork would have
+    sock = socket.socket(fileno=fd)
+    sock.send(json.dumps({"ready": True}).encode())
+    while True:
+        message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 3)
+        if not message:
+            os._exit(0)
+        if fingerprint() != mark:
+            sock.send(json.dumps({"stale": True}).encode())
+            os._exit(0)
+        request = json.loads(message)
+        middle = os.fork()
+        if middle:
+            os.waitpid(middle, 0)
+            for other in fds:
+                os.close(other)
+            continue
+        # The kernel becomes an orphan and thereby a child of the agent, which reaps orphans.
+        pid = os.fork()
+        if pid:
+            sock.send(json.dumps({"pid": pid}).encode())
+            os._exit(0)
+        os.setsid()
+        sock.close()
+        for target, source in enumerate(fds):
+            os.dup2(source, target)
+            os.close(source)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        signal.set_wakeup_fd(-1)
+        gc.unfreeze()
+        return
+
+
+if FD_VARIABLE in os.environ:
+    _fd = int(os.environ.pop(FD_VARIABLE))
+    hide()
+    serve(_fd)
+    # Now this is a kernel; what is left of us is an empty module.
+    for _name in [name for name in globals() if not name.startswith("__")]:
+        del globals()[_name]
+    del _name

@@ -1,0 +1,207 @@
+"""Warm start: keeps one interpreter that has imported ipykernel, to fork kernels from.
+
+A kernel that is forked from it starts in the time that a fresh one needs without its imports. Only
+command lines ``python ... -m ipykernel_launcher ...`` are kept warm, and only environments that
+differ in nothing that an interpreter or its libraries read when they start; everything else is
+started plainly. See ``warm/sitecustomize.py`` for the other end.
+"""
+
+import json
+import os
+import socket
+import subprocess
+from typing import Callable, Dict, List, Optional, Tuple
+
+from .loop import Cancellable, LoopLike
+from .warm.sitecustomize import FD_VARIABLE, MAX_REQUEST, SAVED_VARIABLE
+
+LAUNCHER = "ipykernel_launcher"
+CONNECTION_FILE = "connection.json"
+ANSWER_TIMEOUT = 30.0
+"""Seconds for the warm kernel to import and fork; after that a plain start is tried."""
+
+_BLOCKING_FLAGS = ("-I", "-E", "-s", "-S", "-c")
+_EARLY_VARIABLES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "PYDEVD", "DEBUGPY", "IPYTHON")
+
+Started = Callable[[Optional[int]], object]
+
+
+def kernel_command(argv: List[str], folder: str) -> List[str]:
+    """The command line to run: ``{connection_file}`` becomes the connection file's path."""
+    path = os.path.join(folder, CONNECTION_FILE)
+    return [argument.replace("{connection_file}", path) for argument in argv]
+
+
+def can_be_warm(command: List[str]) -> bool:
+    """Is this the command line of a kernel that can be forked from a warm one?"""
+    if LAUNCHER not in command or command.index(LAUNCHER) < 2:
+        return False
+    at = command.index(LAUNCHER)
+    return command[at - 1] == "-m" and not any(flag in command[:at] for flag in _BLOCKING_FLAGS)
+
+
+def early_variables(environment: Dict[str, str]) -> Dict[str, str]:
+    """The variables that matter before the first line of Python runs."""
+    return {k: v for k, v in environment.items() if k.startswith(_EARLY_VARIABLES)}
+
+
+class WarmProcess:
+    """An interpreter that imports ipykernel, and then waits for requests on ``socket``."""
+
+    def __init__(
+        self, command: List[str], process: "subprocess.Popen[bytes]", sock: socket.socket
+    ) -> None:
+        self.command = command
+        self.process = process
+        self.socket = sock
+
+    @classmethod
+    def start(cls, command: List[str]) -> "Optional[WarmProcess]":
+        """None for a command line that cannot be warm, or cannot be run (the plain start will
+        say why)."""
+        if not can_be_warm(command):
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_REQUEST)
+        saved = os.environ.get("PYTHONPATH", "")
+        here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
+        variables = {
+            FD_VARIABLE: str(theirs.fileno()),
+            SAVED_VARIABLE: saved,
+            "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
+        }
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return cls(command, process, ours)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class WarmStart:
+    """At most one warm process. All methods return at once; answers come on the loop."""
+
+    def __init__(self, loop: LoopLike) -> None:
+        self._loop = loop
+        self._warm: Optional[WarmProcess] = None
+        self._request: "Optional[Tuple[bytes, Tuple[int, ...], Started]]" = None
+        self._timer: Optional[Cancellable] = None
+
+    @property
+    def pid(self) -> Optional[int]:
+        return self._warm.process.pid if self._warm is not None else None
+
+    def prepare(self, command: List[str]) -> bool:
+        """Have a warm process for this command line, if it can have one."""
+        if self._warm is not None and self._warm.command == command:
+            return True
+        self.close()
+        warm = WarmProcess.start(command)
+        if warm is not None:
+            self.adopt(warm)
+        return warm is not None
+
+    def adopt(self, warm: WarmProcess) -> None:
+        self._warm = warm
+        self._loop.add_reader(warm.socket.fileno(), self._answered)
+
+    def launch(
+        self,
+        command: List[str],
+        environment: Dict[str, str],
+        cwd: str,
+        fds: Tuple[int, ...],
+        started: Started,
+    ) -> None:
+        """Fork a kernel; ``started`` gets its pid, or None if there is no warm kernel for it."""
+        request = json.dumps({"env": environment, "cwd": cwd}).encode()
+        fits = (
+            self._warm is not None
+            and self._warm.command == command
+            and os.path.isdir(cwd)
+            and len(request) < MAX_REQUEST
+            and early_variables(environment) == early_variables(dict(os.environ))
+        )
+        if self._request is not None or not fits:
+            started(None)
+            return
+        self._request = (request, fds, started)
+        self._send()
+
+    def close(self) -> None:
+        """End the warm kernel. A launch that waits for it is told to start plainly."""
+        if self._warm is not None:
+            self._loop.remove_reader(self._warm.socket.fileno())
+            self._warm.close()
+            self._warm = None
+        self._settle(None)
+
+    def _send(self) -> None:
+        assert self._warm is not None
+        assert self._request is not None
+        request, fds, _ = self._request
+        try:
+            socket.send_fds(self._warm.socket, [request], list(fds))
+        except OSError:
+            self.close()
+        else:
+            self._timer = self._loop.call_later(ANSWER_TIMEOUT, self.close)
+
+    def _answered(self) -> None:
+        assert self._warm is not None
+        try:
+            data = self._warm.socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            answer = json.loads(data)
+        except ValueError:  # it has ended, or is not what it should be
+            return self.close()
+        if answer.get("ready"):
+            return
+        if isinstance(answer.get("pid"), int):
+            self._settle(answer["pid"])
+        elif answer.get("stale"):
+            self._start_over()
+        else:
+            self.close()
+
+    def _start_over(self) -> None:
+        """The packages have changed: warm another, and let it serve the request."""
+        assert self._warm is not None
+        command, request = self._warm.command, self._request
+        self._request = None
+        self.close()
+        warm = self.prepare(command)
+        self._request = request
+        if not warm:
+            self._settle(None)
+        elif request is not None:
+            self._send()
+
+    def _settle(self, pid: Optional[int]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        request, self._request = self._request, None
+        if request is not None:
+            request[2](pid)

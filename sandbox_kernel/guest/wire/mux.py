@@ -1,0 +1,306 @@
+"""Multiplexer: many byte streams in one session, fair and bounded.
+
+Each direction of a stream has a credit window: bytes that may be sent before the reader has
+consumed some. Among streams that have data and credit, the lowest priority number goes first, in
+turns within one number, in pieces of at most CHUNK bytes: an interrupt overtakes a gigabyte of
+output.
+
+The host opens streams with odd ids, the guest with even ones; an id is used once in a session.
+"""
+
+import struct
+from collections import deque
+from typing import Deque, Dict, List, NamedTuple, Optional, Union
+
+from . import WireError
+from .frames import BLOCKED, CREDIT, DATA, FIN, MAX_PAYLOAD, OPEN, RESET, Buffer, Frame
+from .session import Session
+
+CHUNK = MAX_PAYLOAD
+INITIAL_WINDOW = 256 * 1024
+"""Credit of each direction of a new stream; CREDIT adds to it."""
+DEFAULT_WINDOW = 1024 * 1024
+WIDEST_WINDOW = 8 * 2**20
+"""A window grows up to this while its reader keeps up and its writer is still held back."""
+MAX_WINDOW = 2**31 - 1
+MAX_STREAMS = 1024
+"""Most streams that the peer may have open at once."""
+HIGH_WATER = 256 * 1024
+"""A stream with so much waiting to be sent is full: its producer must stop."""
+MAX_TARGET = 4096
+MAX_REASON = 1024
+PRIORITIES = 8
+
+# Priorities: what must get through first has the lowest number.
+CONTROL = 0
+URGENT = 1
+INTERACTIVE = 2
+OUTPUT = 3
+BULK = 4
+
+_OPEN = struct.Struct(">B")
+_CREDIT = struct.Struct(">I")
+
+
+class Opened(NamedTuple):
+    stream: "Stream"
+    target: str
+
+
+class Data(NamedTuple):
+    """The reader must call ``stream.consumed`` when it is done with the bytes."""
+
+    stream: "Stream"
+    payload: Buffer
+
+
+class Finished(NamedTuple):
+    """The peer will send no more on this stream."""
+
+    stream: "Stream"
+
+
+class Reset(NamedTuple):
+    """The peer gave the stream up; nothing more comes or goes."""
+
+    stream: "Stream"
+    reason: str
+
+
+Event = Union[Opened, Data, Finished, Reset]
+
+
+class Stream:
+    """One stream, made by ``Mux.open`` or announced by an Opened event."""
+
+    def __init__(self, mux: "Mux", id_: int, priority: int) -> None:
+        self.id = id_
+        self.priority = priority
+        self.owner: object = None
+        """Free for the shell that drives the mux: its handler of this stream."""
+        self.buffered = 0
+        self.waiting = False
+        """The producer wants to be told (by ``Mux.pump``) when there is room again."""
+        self.closed = False
+        self._mux = mux
+        self._chunks: Deque[Buffer] = deque()
+        self._credit = INITIAL_WINDOW
+        self._granted = INITIAL_WINDOW  # credit that the peer has left
+        self._consumed = 0
+        self._window = INITIAL_WINDOW
+        self._fin_wanted = self._fin_sent = self._fin_received = False
+        self._queued = False
+
+    @property
+    def full(self) -> bool:
+        return self.buffered >= HIGH_WATER
+
+    def write(self, data: Buffer) -> None:
+        """Queue bytes. Writing to a finished or closed stream drops them: the peer has gone."""
+        if self.closed or self._fin_wanted or not data:
+            return
+        self._chunks.append(data)
+        self.buffered += len(data)
+        self._mux._schedule(self)
+
+    def finish(self) -> None:
+        """No more will be written; the peer gets Finished after all that was."""
+        if not self.closed and not self._fin_wanted:
+            self._fin_wanted = True
+            self._mux._schedule(self)
+
+    def reset(self, reason: str) -> None:
+        """Give the stream up at once, with a reason for the peer's log."""
+        if not self.closed:
+            self._mux._session.send(RESET, self.id, reason.encode(errors="replace")[:MAX_REASON])
+            self._mux._forget(self)
+
+    def consumed(self, size: int) -> None:
+        """The reader is done with so many bytes: the peer may send as many again."""
+        self._consumed += size
+        if self._consumed * 4 >= self._window and not self.closed and not self._fin_received:
+            self._mux._session.send(CREDIT, self.id, _CREDIT.pack(self._consumed))
+            self._granted += self._consumed
+            self._consumed = 0
+
+    def widen(self, window: int) -> None:
+        """Let the peer have up to ``window`` bytes under way on this stream."""
+        self._window = window
+        more = window - self._granted - self._consumed
+        if more > 0:
+            self._mux._session.send(CREDIT, self.id, _CREDIT.pack(more))
+            self._granted += more
+
+    def _peer_blocked(self) -> None:
+        """The peer had more to send than credit: on a long link the window is what limits it,
+        unless the reader here is behind."""
+        unread = self._window - self._granted - self._consumed
+        if unread <= 0 and self._window < WIDEST_WINDOW and not self._fin_received:
+            self.widen(min(2 * self._window, WIDEST_WINDOW))
+
+    @property
+    def _ready(self) -> bool:
+        if self._chunks:
+            return self._credit > 0
+        return self._fin_wanted and not self._fin_sent
+
+    def _next_piece(self) -> Buffer:
+        limit = min(CHUNK, self._credit)
+        first = self._chunks[0]
+        if len(first) > limit:
+            view = memoryview(first)
+            self._chunks[0] = view[limit:]
+            piece: Buffer = view[:limit]
+        else:
+            pieces = [self._chunks.popleft()]
+            size = len(first)
+            while self._chunks and size + len(self._chunks[0]) <= limit:
+                pieces.append(self._chunks.popleft())
+                size += len(pieces[-1])
+            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.buffered -= len(piece)
+        self._credit -= len(piece)
+        return piece
+
+
+class Mux:
+    """One side's streams over one session."""
+
+    def __init__(self, session: Session, *, host: bool, window: int = DEFAULT_WINDOW) -> None:
+        self.streams: Dict[int, Stream] = {}
+        self._session = session
+        self._host = host
+        self._window = window
+        self._next_id = 1 if host else 2
+        self._last_peer_id = 0
+        self._queues: List[Deque[Stream]] = [deque() for _ in range(PRIORITIES)]
+
+    def open(self, target: str, priority: int) -> Stream:
+        """Open a stream to what ``target`` names on the other side."""
+        stream = self._add(self._next_id, priority)
+        self._next_id += 2
+        self._session.send(OPEN, stream.id, _OPEN.pack(priority) + target.encode()[:MAX_TARGET])
+        stream.widen(self._window)
+        return stream
+
+    def pump(self, budget: int) -> List[Stream]:
+        """Give the session up to about ``budget`` bytes of data, most urgent first.
+
+        Returns the streams whose producers were told to stop and may go on. The owner calls this
+        whenever the link can take more, and not before: what is decided here is not reordered.
+        """
+        resumed: List[Stream] = []
+        session = self._session
+        for queue in self._queues:
+            while queue:
+                if budget <= 0 or not session.room:
+                    return resumed
+                stream = queue.popleft()
+                stream._queued = False
+                if not stream._ready:
+                    continue
+                if stream._chunks:
+                    piece = stream._next_piece()
+                    session.send(DATA, stream.id, piece)
+                    budget -= len(piece)
+                    if stream._chunks and not stream._credit:
+                        session.send(BLOCKED, stream.id)
+                    if stream.waiting and not stream.full:
+                        stream.waiting = False
+                        resumed.append(stream)
+                else:
+                    stream._fin_sent = True
+                    session.send(FIN, stream.id)
+                    self._close_if_done(stream)
+                self._schedule(stream)
+        return resumed
+
+    def receive(self, frame: Frame) -> Optional[Event]:
+        """Take a session frame that ``Session.receive`` said is new; at most one event."""
+        if frame.type == OPEN:
+            return self._opened(frame)
+        stream = self.streams.get(frame.stream)
+        if stream is None:
+            self._check_was_open(frame.stream)
+            return None
+        if frame.type == DATA:
+            return self._data(stream, frame.payload)
+        if frame.type == CREDIT:
+            self._credited(stream, frame.payload)
+            return None
+        if frame.type == BLOCKED:
+            stream._peer_blocked()
+            return None
+        if frame.type == FIN:
+            if stream._fin_received:
+                raise WireError("two ends of stream %d" % stream.id, fatal=True)
+            stream._fin_received = True
+            self._close_if_done(stream)
+            return Finished(stream)
+        self._forget(stream)
+        return Reset(stream, bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
+
+    def close(self) -> List[Stream]:
+        """Forget every stream without telling the peer: the session is over."""
+        streams = list(self.streams.values())
+        for stream in streams:
+            self._forget(stream)
+        return streams
+
+    def _opened(self, frame: Frame) -> Optional[Event]:
+        id_, payload = frame.stream, bytes(frame.payload)
+        if id_ % 2 == (1 if self._host else 0) or id_ <= self._last_peer_id:
+            raise WireError("a stream opened with id %d" % id_, fatal=True)
+        if not payload or payload[0] >= PRIORITIES or len(payload) > MAX_TARGET + 1:
+            raise WireError("a stream opened with a wrong target", fatal=True)
+        self._last_peer_id = id_
+        if sum(1 for other in self.streams if other % 2 == id_ % 2) >= MAX_STREAMS:
+            self._session.send(RESET, id_, b"too many streams")
+            return None
+        stream = self._add(id_, payload[0])
+        stream.widen(self._window)
+        return Opened(stream, payload[1:].decode(errors="replace"))
+
+    @staticmethod
+    def _data(stream: Stream, payload: Buffer) -> Event:
+        if not payload:  # costs no credit, so nothing would bound how many a reader must hold
+            raise WireError("empty data on stream %d" % stream.id, fatal=True)
+        stream._granted -= len(payload)
+        if stream._granted < 0 or stream._fin_received:
+            raise WireError("more data on stream %d than allowed" % stream.id, fatal=True)
+        return Data(stream, payload)
+
+    def _credited(self, stream: Stream, payload: Buffer) -> None:
+        if len(payload) != _CREDIT.size:
+            raise WireError("a credit of %d bytes' length" % len(payload), fatal=True)
+        stream._credit += _CREDIT.unpack(payload)[0]
+        if stream._credit > MAX_WINDOW:
+            raise WireError("too much credit on stream %d" % stream.id, fatal=True)
+        self._schedule(stream)
+
+    def _check_was_open(self, id_: int) -> None:
+        """Frames for a stream that has been closed here are late, not wrong."""
+        ours = id_ % 2 == (1 if self._host else 0)
+        if not 0 < id_ < (self._next_id if ours else self._last_peer_id + 1):
+            raise WireError("a frame for stream %d, which never was" % id_, fatal=True)
+
+    def _add(self, id_: int, priority: int) -> Stream:
+        stream = Stream(self, id_, priority)
+        self.streams[id_] = stream
+        return stream
+
+    def _schedule(self, stream: Stream) -> None:
+        if stream._ready and not stream._queued and not stream.closed:
+            stream._queued = True
+            self._queues[stream.priority].append(stream)
+
+    def _close_if_done(self, stream: Stream) -> None:
+        if stream._fin_sent and stream._fin_received:
+            self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        stream.closed = True
+        stream._chunks.clear()
+        stream.buffered = 0
+        stream._fin_wanted = stream._fin_sent = True
+        self.streams.pop(stream.id, None)

@@ -1,0 +1,153 @@
+"""Session: frames arrive once and in order, whatever happens to the links that carry them.
+
+Every session frame has a sequence number and stays in the sender's replay buffer until the peer
+acknowledges it. When a new link is attached, each side drops what the other says it has and sends
+the rest again; the receiver ignores what it has seen. Acknowledgements ride on every frame; only a
+one-sided flow needs ACK frames of its own.
+"""
+
+from collections import deque
+from typing import Deque, List, Tuple
+
+from . import WireError
+from .frames import ACK, PING, PONG, REFUSE, Buffer, Frame, encode_header
+
+REPLAY_LIMIT = 8 * 2**20
+"""Bytes of unacknowledged payload after which no new DATA is taken from the streams."""
+
+MAX_UNACKED_FRAMES = 65536
+"""A peer that lets so many frames go unacknowledged is not playing by the rules."""
+
+ACK_BYTES = 128 * 1024
+ACK_FRAMES = 64
+"""An ACK is sent after so much has been received without anything to send back."""
+
+PING_AFTER = 10.0
+DEAD_AFTER = 30.0
+"""Seconds of silence after which a link is asked whether it lives, and given up."""
+
+_Entry = Tuple[int, int, int, Buffer]
+
+
+class Session:
+    """One side of a session. The owner moves bytes: ``receive`` in, ``take`` out."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        """Highest sequence number received; all below it have been received too."""
+        self.attached = False
+        self.checked = True
+        """Put checksums over payloads on the present link."""
+        self.unacked_bytes = 0
+        self._next_seq = 1
+        self._replay: Deque[_Entry] = deque()  # sent or to be sent, not acknowledged
+        self._unsent: Deque[_Entry] = deque()  # the tail of _replay that this link has not carried
+        self._link_frames: List[Tuple[int, Buffer]] = []
+        self._unacked_in_bytes = 0
+        self._unacked_in_frames = 0
+        self._last_heard = 0.0
+        self._last_ping = 0.0
+
+    @property
+    def room(self) -> bool:
+        """May DATA be added? Other frames are small and always may."""
+        return self.unacked_bytes < REPLAY_LIMIT and len(self._replay) < MAX_UNACKED_FRAMES // 2
+
+    @property
+    def pending(self) -> bool:
+        """Is there something for ``take`` on the present link?"""
+        return self.attached and bool(self._unsent or self._link_frames or self._ack_due)
+
+    @property
+    def _ack_due(self) -> bool:
+        return self._unacked_in_bytes >= ACK_BYTES or self._unacked_in_frames >= ACK_FRAMES
+
+    def attach(self, peer_received: int, now: float, *, checked: bool = True) -> None:
+        """A new link is up and the peer says how far it has received."""
+        if peer_received < (self._replay[0][0] if self._replay else self._next_seq) - 1:
+            raise WireError("a peer that has forgotten what it acknowledged", fatal=True)
+        self._acknowledged(peer_received)
+        self.attached = True
+        self.checked = checked
+        self._unsent = deque(self._replay)
+        self._link_frames = []
+        self._unacked_in_bytes = self._unacked_in_frames = 0
+        self._last_heard = self._last_ping = now
+
+    def detach(self) -> None:
+        """The link is gone. What it carried is kept until it is acknowledged on another."""
+        self.attached = False
+        self._link_frames = []
+
+    def send(self, type_: int, stream: int, payload: Buffer = b"") -> None:
+        """Queue a session frame. It goes out with ``take``, on this link or a later one."""
+        entry = (self._next_seq, type_, stream, payload)
+        self._next_seq += 1
+        self.unacked_bytes += len(payload)
+        self._replay.append(entry)
+        if self.attached:
+            self._unsent.append(entry)
+
+    def take(self) -> List[Buffer]:
+        """Everything that is to be written to the link now, as buffers in order."""
+        out: List[Buffer] = []
+        ack, checked = self.received, self.checked
+        for type_, payload in self._link_frames:
+            out.append(encode_header(type_, 0, 0, ack, payload, checked))
+            if payload:
+                out.append(payload)
+        self._link_frames.clear()
+        if self._ack_due and not self._unsent:
+            out.append(encode_header(ACK, 0, 0, ack, b"", checked))
+        while self._unsent:
+            seq, type_, stream, payload = self._unsent.popleft()
+            out.append(encode_header(type_, stream, seq, ack, payload, checked))
+            if payload:
+                out.append(payload)
+        if out:
+            self._unacked_in_bytes = self._unacked_in_frames = 0
+        return out
+
+    def receive(self, frame: Frame, now: float) -> bool:
+        """Take a frame from the link. True if it is new and must be handled by the owner."""
+        self._last_heard = now
+        self._acknowledged(frame.ack)
+        if len(self._replay) > MAX_UNACKED_FRAMES:
+            raise WireError("a peer that acknowledges nothing", fatal=True)
+        if frame.seq:
+            return self._in_order(frame)
+        if frame.type == PING:
+            if len(self._link_frames) < 8:
+                self._link_frames.append((PONG, bytes(frame.payload)))
+        elif frame.type == REFUSE:
+            raise WireError("a refusal after the handshake", fatal=True)
+        # ACK and PONG have done their work. So have HELLO and WELCOME, if they come again: a
+        # stream may deliver twice.
+        return False
+
+    def check_alive(self, now: float) -> bool:
+        """For the owner's clock, every few seconds while attached. False: give this link up."""
+        silent = now - self._last_heard
+        if silent >= DEAD_AFTER:
+            return False
+        if silent >= PING_AFTER and now - self._last_ping >= PING_AFTER:
+            self._last_ping = now
+            self._link_frames.append((PING, b""))
+        return True
+
+    def _in_order(self, frame: Frame) -> bool:
+        if frame.seq <= self.received:
+            return False  # delivered twice
+        if frame.seq != self.received + 1:
+            raise WireError("frame %d after %d" % (frame.seq, self.received), fatal=False)
+        self.received = frame.seq
+        self._unacked_in_frames += 1
+        self._unacked_in_bytes += len(frame.payload)
+        return True
+
+    def _acknowledged(self, seq: int) -> None:
+        if seq >= self._next_seq:
+            raise WireError("an acknowledgement of what was never sent", fatal=True)
+        replay = self._replay
+        while replay and replay[0][0] <= seq:
+            self.unacked_bytes -= len(replay.popleft()[3])

@@ -1,0 +1,109 @@
+"""Where a kernel's settings come from, and which of them wins.
+
+From weakest to strongest: the kernelspec's ``metadata.kernel_provisioner.config``, traitlets
+configuration, the environment (``SANDBOX_KERNEL_*``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.spec import ENV_PREFIX, SandboxSpec
+
+DEFAULT_BACKEND = "local"
+SPEC_FIELDS = tuple(field.name for field in fields(SandboxSpec))
+OWN_HELP: dict[str, str] = {
+    "backend": "which kind of sandbox; `sandbox-kernel doctor` lists them",
+    "guest_transport": "how the kernel listens inside: ipc, or tcp for kernels that need it",
+    "keep_on_exit": "leave the sandbox to its lease when this process ends without a shutdown",
+    "warm_start": "fork ipykernel from an interpreter that has its imports done",
+    "pool_size": "how many sandboxes wait ready for the next kernels (0: none)",
+    "pool_idle_seconds": "the pool is emptied when no kernel has been started for so long",
+}
+OWN_FIELDS = tuple(OWN_HELP)
+
+
+@dataclass(frozen=True)
+class KernelConfiguration:
+    """All that the provisioner and the launcher need to know about the sandbox to be made."""
+
+    spec: SandboxSpec
+    backend: str = DEFAULT_BACKEND
+    guest_transport: str = "ipc"
+    """How the kernel's sockets look inside the sandbox: ``ipc``, or ``tcp`` for kernels that
+    know nothing else."""
+    keep_on_exit: bool = False
+    """Leave the sandbox running when this process ends without shutting the kernel down."""
+    warm_start: bool = True
+    """Fork ipykernel from an interpreter that has its imports done; False: always start afresh."""
+    pool_size: int = 0
+    """How many sandboxes are kept ready for the next kernels of this kind."""
+    pool_idle_seconds: float = 600.0
+    named: bool = False
+    """The user has chosen the sandbox's name."""
+
+
+def check_keys(values: Mapping[str, Any], where: str) -> None:
+    """SpecError for a key that is not known."""
+    known = (*OWN_FIELDS, *SPEC_FIELDS)
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            raise SpecError(f"{where} has an unknown key {key!r}. {hint}")
+
+
+def read_configuration(
+    *layers: Mapping[str, Any],
+    default_name: str,
+    environ: Mapping[str, str] | None = None,
+    where: str = "the kernel's configuration",
+) -> KernelConfiguration:
+    """Combine the layers, weakest first, then the environment."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {"name": default_name}
+    for layer in layers:
+        check_keys(layer, where)
+        values.update({key: value for key, value in layer.items() if value is not None})
+    for key in OWN_FIELDS:
+        if environ.get(ENV_PREFIX + key.upper()):
+            values[key] = environ[ENV_PREFIX + key.upper()]
+    own = {key: values.pop(key) for key in OWN_FIELDS if key in values}
+    transport = own.get("guest_transport", "ipc")
+    if transport not in ("ipc", "tcp"):
+        raise SpecError(f"{where}: guest_transport is 'ipc' or 'tcp', not {transport!r}.")
+    return KernelConfiguration(
+        spec=SandboxSpec.from_mapping(values, where=where).override_from_env(environ),
+        backend=str(own.get("backend", DEFAULT_BACKEND)),
+        guest_transport=transport,
+        keep_on_exit=_boolean("keep_on_exit", own.get("keep_on_exit", False), where),
+        warm_start=_boolean("warm_start", own.get("warm_start", True), where),
+        pool_size=int(_number("pool_size", own.get("pool_size", 0), where)),
+        pool_idle_seconds=_number("pool_idle_seconds", own.get("pool_idle_seconds", 600), where),
+        named=values["name"] != default_name or bool(environ.get(ENV_PREFIX + "NAME")),
+    )
+
+
+def _number(key: str, value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number < 1e9 or isinstance(value, bool):
+        raise SpecError(f"{where}: {key} takes a number that is not negative, not {value!r}.")
+    return number
+
+
+def _boolean(key: str, value: Any, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("1", "true", "yes", "on"):
+        return True
+    if str(value).lower() in ("0", "false", "no", "off"):
+        return False
+    raise SpecError(f"{where}: {key} is true or false, not {value!r}.")

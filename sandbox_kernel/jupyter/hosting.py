@@ -1,0 +1,132 @@
+"""What the provisioner and the launcher share: kernels of this process, and their programs."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sandbox_kernel.jupyter.configuration import KernelConfiguration
+from sandbox_kernel.jupyter.pool import drain_all, forget_all, pool_for
+from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.tunnel import background
+from sandbox_kernel.tunnel.endpoints import PRIORITY
+
+EXIT_TIMEOUT = 10.0
+
+_ours: dict[str, SandboxedKernel] = {}
+"""Sandboxes that this process must end when it exits."""
+
+
+async def create_kernel(
+    configuration: KernelConfiguration, argv: Sequence[str], log: Log
+) -> SandboxedKernel:
+    """A new sandbox for a kernel with this command line. Runs on the background loop."""
+    client = load_backend(configuration.backend)
+    spec = configuration.spec
+    if client.capabilities.python:
+        spec = show_program(spec, argv)
+    warm_argv = tuple(argv) if configuration.warm_start else ()
+
+    async def make(one: SandboxSpec) -> SandboxedKernel:
+        kernel = await SandboxedKernel.create(client, one, log, warm_argv=warm_argv)
+        _ours[kernel.handle.name] = kernel
+        return kernel
+
+    taken = None
+    if configuration.pool_size and not configuration.named:
+        plan = {**spec.to_dict(), "name": ""}
+        pool = pool_for(
+            [configuration.backend, plan, list(warm_argv)],
+            configuration.pool_size,
+            configuration.pool_idle_seconds,
+            lambda: make(replace(spec, name="")),
+            remove_kernel,
+        )
+        taken = await pool.take()
+    kernel = taken or await make(spec)
+    kernel.log = log
+    if configuration.keep_on_exit:
+        disown(kernel)
+    return kernel
+
+
+async def attach_kernel(backend: str, name: str, log: Log) -> SandboxedKernel:
+    """Take over a sandbox with a kernel. Runs on the background loop."""
+    return await SandboxedKernel.attach(load_backend(backend), name, log)
+
+
+async def remove_kernel(kernel: SandboxedKernel) -> None:
+    """End a kernel with its sandbox. Runs on the background loop."""
+    await kernel.remove()
+    _ours.pop(kernel.handle.name, None)
+
+
+def disown(kernel: SandboxedKernel) -> None:
+    """Do not end this kernel when the process exits."""
+    _ours.pop(kernel.handle.name, None)
+
+
+def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
+    """The spec with the environment that the kernel's command line names made readable."""
+    program = shutil.which(argv[0]) or argv[0] if argv else ""
+    if not os.path.isabs(program):
+        return spec
+    if os.path.basename(program).startswith("python"):
+        return spec if spec.python else replace(spec, python=program)
+    prefix = os.path.dirname(os.path.dirname(program))
+    system = ("/", "/usr", "/usr/local")
+    if prefix in system or os.path.dirname(program) in ("/bin", "/sbin"):
+        return spec
+    return replace(spec, readable=(*spec.readable, prefix))
+
+
+def addresses(connection: Mapping[str, Any]) -> dict[str, str | tuple[str, int]]:
+    """Channel -> local address, as a connection file gives them."""
+    ip = str(connection["ip"])
+    found: dict[str, str | tuple[str, int]] = {}
+    for channel in PRIORITY:
+        port = int(connection[f"{channel}_port"])
+        found[channel] = (ip, port) if connection["transport"] == "tcp" else f"{ip}-{port}"
+    return found
+
+
+def guest_connection(connection: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a connection file that the kernel in the sandbox must have, too."""
+    keep = ("key", "signature_scheme", "kernel_name", "curve_publickey", "curve_secretkey")
+    values = {key: connection[key] for key in keep if connection.get(key) is not None}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+
+def _end_ours() -> None:
+    """At exit: a kernel that nobody has shut down ends with its process, as a local one does."""
+    if not _ours:
+        return
+
+    async def remove_all() -> None:
+        await drain_all()
+        kernels = list(_ours.values())
+        results = await asyncio.gather(*(remove_kernel(k) for k in kernels), return_exceptions=True)
+        for kernel, result in zip(kernels, results, strict=True):
+            if isinstance(result, Exception):
+                logging.getLogger("sandbox_kernel").warning(
+                    "sandbox %s could not be removed: %s", kernel.handle.name, result
+                )
+
+    background.submit(remove_all()).result(EXIT_TIMEOUT)
+
+
+def _after_fork_in_child() -> None:
+    _ours.clear()
+    forget_all()
+
+
+atexit.register(_end_ours)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,319 @@
+"""SandboxProvisioner: Jupyter's KernelManager drives a kernel in a sandbox through this.
+
+KernelManager calls the methods in this order: ``pre_launch``, ``launch_kernel``, ``post_launch``;
+then ``poll``, ``send_signal`` as needed; then ``shutdown_requested``, ``wait`` (or ``terminate``,
+``kill``), ``cleanup``. A restart goes through the last group with ``restart=True`` and then
+through the first again, on the same object: the sandbox stays, only the kernel process changes.
+
+All real work happens on the background loop; these methods may run on any loop of any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+from typing import Any
+
+import zmq
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
+from traitlets import Any as AnyTrait
+from traitlets import TraitType
+
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, SpecError
+from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter.configuration import (
+    OWN_FIELDS,
+    OWN_HELP,
+    SPEC_FIELDS,
+    KernelConfiguration,
+    check_keys,
+    read_configuration,
+)
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.paths import runtime_dir
+from sandbox_kernel.spec import FIELD_HELP
+from sandbox_kernel.tunnel.background import run
+from sandbox_kernel.tunnel.endpoints import PRIORITY
+
+PASSED_ON = ("JPY_SESSION_NAME",)
+"""Environment variables of the server that a kernel may see without being named in its spec."""
+
+
+def _setting(name: str) -> TraitType[Any, Any]:
+    """A configurable trait; SandboxSpec says what is a good value."""
+    return AnyTrait(None, allow_none=True, help={**FIELD_HELP, **OWN_HELP}[name]).tag(config=True)
+
+
+class SandboxProvisioner(KernelProvisionerBase):
+    """Runs kernels in sandboxes. Entry point ``sandbox`` of jupyter_client.kernel_provisioners."""
+
+    backend = _setting("backend")
+    guest_transport = _setting("guest_transport")
+    keep_on_exit = _setting("keep_on_exit")
+    warm_start = _setting("warm_start")
+    pool_size = _setting("pool_size")
+    pool_idle_seconds = _setting("pool_idle_seconds")
+    name = _setting("name")
+    image = _setting("image")
+    memory_mib = _setting("memory_mib")
+    cpus = _setting("cpus")
+    processes = _setting("processes")
+    open_files = _setting("open_files")
+    disk_mib = _setting("disk_mib")
+    workspace = _setting("workspace")
+    env = _setting("env")
+    readable = _setting("readable")
+    python = _setting("python")
+    secrets = _setting("secrets")
+    egress = _setting("egress")
+    labels = _setting("labels")
+    lease_seconds = _setting("lease_seconds")
+    start_timeout = _setting("start_timeout")
+
+    def __init__(self, **kwargs: Any) -> None:
+        own = set(self.class_trait_names()) - {*SPEC_FIELDS, *OWN_FIELDS}
+        base = {key: kwargs.pop(key) for key in list(kwargs) if key in own | {"parent", "config"}}
+        # What is left is the kernelspec's config: weaker than traitlets configuration, which
+        # arguments of a Configurable would override.
+        self._kernelspec_config = kwargs
+        check_keys(kwargs, f"The kernelspec of kernel {base.get('kernel_id', '')}")
+        super().__init__(**base)
+        self._kernel: SandboxedKernel | None = None
+        self._has_process = False
+        self._folder: str | None = None
+
+    def configuration(self) -> KernelConfiguration:
+        """The settings in force for this kernel."""
+        configured = {key: getattr(self, key) for key in (*OWN_FIELDS, *SPEC_FIELDS)}
+        return read_configuration(
+            self._kernelspec_config,
+            {key: value for key, value in configured.items() if value is not None},
+            default_name=f"kernel-{(self.kernel_id or secrets.token_hex(4))[:8].lower()}"
+            f"-{secrets.token_hex(2)}",
+        )
+
+    @property
+    def sandbox_name(self) -> str | None:
+        """Name of the sandbox, once there is one."""
+        return self._kernel.handle.name if self._kernel else None
+
+    @property
+    def death(self) -> str:
+        """Why the kernel ended, in words; empty while it runs."""
+        return self._kernel.death if self._kernel else ""
+
+    # --- the process, after subprocess.Popen
+
+    @property
+    def has_process(self) -> bool:
+        return self._has_process
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the kernel inside the sandbox."""
+        return self._kernel.pid if self._kernel else None
+
+    async def poll(self) -> int | None:
+        if self._kernel is None or not self._has_process:
+            return 0
+        return self._kernel.exit_code
+
+    async def wait(self) -> int | None:
+        if self._kernel is None or not self._has_process:
+            return 0
+        code = await run(self._kernel.wait())
+        self._has_process = False
+        return code
+
+    async def send_signal(self, signum: int) -> None:
+        if self._kernel is not None:
+            await run(self._kernel.send_signal(signum))
+
+    async def kill(self, restart: bool = False) -> None:
+        if self._kernel is None:
+            return
+        try:
+            await run(self._kernel.send_signal(signal.SIGKILL))
+        except SandboxTimeout as error:
+            # The sandbox does not answer. What must die dies with it.
+            self.log.warning("%s The whole sandbox is killed instead.", error)
+            await run(self._kernel.handle.kill())
+
+    async def terminate(self, restart: bool = False) -> None:
+        await self.send_signal(signal.SIGTERM)
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        if self._kernel is not None:
+            self._kernel.expect_exit()
+
+    # --- starting
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        extra_arguments = kwargs.pop("extra_arguments", [])
+        encryption = kwargs.pop("transport_encryption", None)
+        manager = self.parent
+        if manager is None:
+            command = [*self.kernel_spec.argv, *extra_arguments]
+        else:
+            self._choose_endpoints(manager)
+            self._choose_keys(manager, encryption)
+            session_name = kwargs.get("env", {}).get("JPY_SESSION_NAME", "")
+            manager.write_connection_file(jupyter_session=session_name)
+            self.connection_info = manager.get_connection_info()
+            command = manager.format_kernel_cmd(extra_arguments=extra_arguments)
+        return await super().pre_launch(cmd=command, **kwargs)
+
+    def _choose_endpoints(self, manager: Any) -> None:
+        """IPC sockets in a folder of our own, unless the user has named TCP ports."""
+        ports = [getattr(manager, f"{channel}_port") for channel in PRIORITY]
+        if manager.transport == "tcp" and not any(ports):
+            self._folder = str(runtime_dir() / f"c-{secrets.token_hex(6)}")
+            manager.transport = "ipc"
+            manager.ip = os.path.join(self._folder, "c")
+
+    def _choose_keys(self, manager: Any, encryption: Any) -> None:
+        """CurveZMQ keys, if the manager's policy asks for them (jupyter_client 8.10 on)."""
+        policy_of = getattr(manager, "_transport_encryption_policy", None)
+        if policy_of is None:
+            return
+        policy = policy_of(encryption) if encryption is not None else policy_of()
+        wanted = policy == "required" or (
+            policy == "auto" and manager._kernel_supports_curve_encryption()
+        )
+        if wanted and manager.curve_publickey is None:
+            manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        if not self.connection_info:
+            raise SpecError(
+                "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
+            )
+        if self._kernel is not None and self._kernel.tunnel.failure is not None:
+            await self._forget_lost_sandbox()
+        new = self._kernel is None
+        try:
+            await run(self._launch(cmd, kwargs.get("env", {}), self.configuration()))
+        except BaseException:
+            if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
+                await self.cleanup()
+            raise
+        if new:
+            self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
+        self._has_process = True
+        return self.connection_info
+
+    async def _launch(
+        self, cmd: list[str], env: dict[str, str], configuration: KernelConfiguration
+    ) -> None:
+        if self._kernel is None:
+            self._kernel = await hosting.create_kernel(
+                configuration, self._guest_command(cmd), self.log
+            )
+        kernel = self._kernel
+        kernel.listen(hosting.addresses(self.connection_info), self._folder)
+        await kernel.launch(
+            self._guest_command(cmd),
+            env=self._guest_env(env, configuration),
+            cwd=kernel.handle.workdir,
+            connection=hosting.guest_connection(self.connection_info),
+            transport=configuration.guest_transport,
+            warm=configuration.warm_start,
+        )
+
+    def _guest_command(self, cmd: list[str]) -> list[str]:
+        """The connection file has another path in the sandbox, which only the agent knows."""
+        path = getattr(self.parent, "connection_file", None)
+        if not path:
+            return cmd
+        known = {path, os.path.realpath(path), os.path.abspath(path)}
+        return ["{connection_file}" if argument in known else argument for argument in cmd]
+
+    def _guest_env(self, env: dict[str, str], configuration: KernelConfiguration) -> dict[str, str]:
+        """Only what the kernelspec and the sandbox's spec name, and PASSED_ON."""
+        names = [*(self.kernel_spec.env if self.kernel_spec else {}), *PASSED_ON]
+        return {**{n: env[n] for n in names if n in env}, **configuration.spec.env}
+
+    async def _forget_lost_sandbox(self) -> None:
+        """Restarting a kernel whose sandbox has ended: the user gets a new one, and is told."""
+        lost = self._kernel
+        assert lost is not None
+        self.log.warning(
+            "Sandbox %s is gone (%s). The kernel is restarted in a new one; files of the old one, "
+            "if the backend still has them, are kept until `sandbox-kernel rm %s`.",
+            lost.handle.name,
+            lost.tunnel.failure,
+            lost.handle.name,
+        )
+        self._kernel = None
+        await run(lost.detach())
+
+    # --- ending
+
+    async def cleanup(self, restart: bool = False) -> None:
+        if restart:
+            return
+        self._has_process = False
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            await run(hosting.remove_kernel(kernel))
+        if self._folder is not None:
+            self._folder = None
+            if self.parent is not None:
+                # The manager may start another kernel; it gets endpoints of its own.
+                self.parent.transport = "tcp"
+                self.parent.ip = "127.0.0.1"
+
+    async def detach(self) -> None:
+        """Leave sandbox and kernel running for ``load_provisioner_info`` in another process."""
+        kernel, self._kernel = self._kernel, None
+        self._has_process = False
+        if kernel is not None:
+            hosting.disown(kernel)
+            await run(kernel.detach())
+
+    def get_stable_start_time(self, recommended: float = 10.0) -> float:
+        with contextlib.suppress(SpecError):
+            return max(recommended, self.configuration().spec.start_timeout)
+        return recommended
+
+    # --- other processes
+
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        """All that another process needs to go on with this kernel, as JSON types."""
+        if self._kernel is None:
+            raise SandboxError("There is no sandbox yet; start the kernel first.")
+        info = await super().get_provisioner_info()
+        key = self.connection_info.get("key")
+        info["connection_info"] = {
+            **self.connection_info,
+            **({"key": key.decode()} if isinstance(key, bytes) else {}),
+        }
+        return {
+            **info,
+            "backend": self._kernel.handle.backend,
+            "sandbox": self._kernel.handle.name,
+            "folder": self._folder,
+        }
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Take the kernel over: its variables are there, and clients that know its connection
+        file find it again. A process that still had it loses it."""
+        await super().load_provisioner_info(provisioner_info)
+        if self._kernel is not None:
+            raise SandboxError("This provisioner has a kernel already.")
+        self._folder = provisioner_info["folder"]
+        self._kernel = await run(self._attach(provisioner_info))
+        self._has_process = True
+
+    async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:
+        kernel = await hosting.attach_kernel(info["backend"], info["sandbox"], self.log)
+        if kernel.exit_code is not None:
+            await kernel.detach()
+            raise SandboxGone(
+                f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
+            )
+        kernel.listen(hosting.addresses(self.connection_info), self._folder)
+        return kernel

@@ -1,0 +1,125 @@
+"""Records of live sandboxes, on disk, so that another process can find, re-attach or remove them.
+
+One JSON file a sandbox, ``<data dir>/records/<backend>/<name>.json``, mode 0600, replaced
+atomically. The file is made with O_EXCL, so it also decides who owns a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
+from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.spec import SandboxSpec, check_name
+
+VERSION = 1
+
+
+@dataclass
+class Record:
+    """What is known on disk about one sandbox."""
+
+    backend: str
+    name: str
+    id: str
+    spec: dict[str, Any]
+    created: float = field(default_factory=time.time)
+    data: dict[str, Any] = field(default_factory=dict)
+    """The backend's own facts (folders, pids, provider ids)."""
+    kernel: dict[str, Any] = field(default_factory=dict)
+    """The kernel's facts (session token, connection), written by the provisioner."""
+    version: int = VERSION
+
+    def sandbox_spec(self) -> SandboxSpec:
+        return SandboxSpec.from_mapping(self.spec, where=f"the record of sandbox {self.name!r}")
+
+
+class Records:
+    """The store of records. Cheap to make; every call reads or writes the disk."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+
+    def _folder(self, backend: str) -> Path:
+        root = self._root or data_dir() / "records"
+        return private_dir(private_dir(root) / check_name(backend, "A backend name"))
+
+    def _path(self, backend: str, name: str) -> Path:
+        return self._folder(backend) / f"{check_name(name)}.json"
+
+    def reserve(self, record: Record) -> None:
+        """Write a first record, or SandboxExists if the name is taken."""
+        path = self._path(record.backend, record.name)
+        with self._temporary(path, record) as temporary:
+            try:
+                os.link(temporary, path)  # atomic, and fails if the name is taken
+            except FileExistsError:
+                raise SandboxExists(
+                    f"A sandbox named {record.name!r} exists already in the backend "
+                    f"{record.backend!r}. Choose another name, or remove it with "
+                    f"`sandbox-kernel rm {record.name}`."
+                ) from None
+
+    def save(self, record: Record) -> None:
+        """Replace a record."""
+        path = self._path(record.backend, record.name)
+        with self._temporary(path, record) as temporary:
+            os.replace(temporary, path)
+
+    def load(self, backend: str, name: str) -> Record:
+        path = self._path(backend, name)
+        try:
+            return self._read(path)
+        except FileNotFoundError:
+            raise SandboxNotFound(
+                f"No sandbox named {name!r} in the backend {backend!r}. "
+                f"`sandbox-kernel ps` lists what there is."
+            ) from None
+
+    def list(self, backend: str) -> list[Record]:
+        """All readable records of a backend, oldest first."""
+        found = []
+        for path in self._folder(backend).glob("*.json"):
+            # Removed by another process between the listing and the reading.
+            with contextlib.suppress(FileNotFoundError):
+                found.append(self._read(path))
+        return sorted(found, key=lambda r: r.created)
+
+    def delete(self, backend: str, name: str) -> None:
+        """Forget a sandbox. No error if it is forgotten already."""
+        self._path(backend, name).unlink(missing_ok=True)
+
+    @staticmethod
+    def _read(path: Path) -> Record:
+        try:
+            values = json.loads(path.read_text())
+            if values.get("version") != VERSION:
+                raise ValueError(f"version {values.get('version')!r}, not {VERSION}")
+            return Record(**values)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SandboxError(
+                f"The record {path} cannot be read ({error}). If no sandbox of that name runs, "
+                f"delete the file."
+            ) from error
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _temporary(path: Path, record: Record) -> Iterator[str]:
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+        try:
+            with os.fdopen(fd, "w") as file:
+                json.dump(asdict(record), file)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)

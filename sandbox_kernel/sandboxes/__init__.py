@@ -1,0 +1,1 @@
+"""Sandboxes: the surface (``base``), finding backends (``backends``), one package a backend."""

@@ -1,0 +1,44 @@
+"""Finding a backend by name: entry points in the group ``sandbox_kernel.backends``.
+
+A third party adds a backend by shipping a distribution with such an entry point that names its
+SandboxClient class.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.sandboxes.base import SandboxClient
+
+GROUP = "sandbox_kernel.backends"
+
+
+def _found() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def backend_names() -> list[str]:
+    """Names of all backends that are installed, whether or not they work here."""
+    return sorted(_found())
+
+
+def load_backend(name: str) -> SandboxClient:
+    """A client of the named backend. SpecError if there is none of that name,
+    SandboxUnavailable if its optional SDK is missing."""
+    entry = _found().get(name)
+    if entry is None:
+        raise SpecError(
+            f"There is no sandbox backend {name!r}; installed are: "
+            f"{', '.join(backend_names()) or 'none'}."
+        )
+    try:
+        client = entry.load()
+    except ImportError as error:
+        raise SandboxUnavailable(
+            f"The backend {name!r} needs its SDK: pip install 'sandbox-kernel[{name}]' ({error})."
+        ) from error
+    made = client()
+    if not isinstance(made, SandboxClient):
+        raise SpecError(f"The entry point {entry.value!r} of backend {name!r} is no SandboxClient.")
+    return made

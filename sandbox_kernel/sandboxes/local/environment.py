@@ -1,0 +1,550 @@
+"""What a Python kernel in the local jail sees of the host, and the environment it runs in.
+
+``describe`` asks an interpreter where its parts are. ``PythonEnvironment.binds`` shows them to the
+jail, read-only and at the same paths; ``system_binds`` shows the system below them. On top lies a
+virtual environment of the jail's own (``overlay_venv``): what is pip-installed in the jail goes
+there, and the host's packages shine through.
+
+A home folder is never shown, also not when the environment lies in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import hashlib
+import json
+import os
+import pwd
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.paths import data_dir, private_dir, runtime_dir
+from sandbox_kernel.sandboxes.local.bubblewrap import GID, UID, Bind, Mount, Symlink
+
+USER = "sandbox"
+HOME = "/home/sandbox"
+
+_DESCRIBE_TIMEOUT = 20.0
+_MINIMUM_VERSION = (3, 9)
+_MAX_LINKS = 40
+_PARENT_PTH = "zzz_sandbox_parent.pth"  # last: an editable install in the jail comes before it
+
+_SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32")
+_STORES = ("/nix/store", "/gnu/store")
+# What programs need and what holds no secrets: no accounts, no keys, no names of this host, and no
+# pip.conf or the like, whose URLs may hold passwords.
+_SETTINGS = {
+    "libraries": "ld.so.cache ld.so.conf ld.so.conf.d alternatives",
+    "certificates": "ssl/certs ssl/openssl.cnf ssl/cert.pem ca-certificates ca-certificates.conf "
+    "crypto-policies pki/ca-trust pki/java pki/tls/cert.pem pki/tls/certs pki/tls/openssl.cnf",
+    "locale": "localtime timezone locale.alias locale.conf",
+    "names": "nsswitch.conf host.conf gai.conf protocols services rpc networks mime.types magic*",
+    "system": "debian_version *-release terminfo inputrc",
+    "documents": "fonts papersize paperspecs texmf ghostscript groff xml sgml ImageMagick-*",
+    "languages": "python3* perl java-* R octave* julia",
+    "hardware": "OpenCL vulkan glvnd openmpi*",
+}
+
+# Runs in the interpreter that is asked about.
+_QUESTION = """
+import glob, importlib.util, json, os, site, sys, sysconfig
+
+def unique(paths):
+    return list(dict.fromkeys(os.path.normpath(p) for p in paths if p))
+
+sites = unique([*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))])
+user = site.getusersitepackages() if site.ENABLE_USER_SITE else None
+folders = sites + ([user] if user else [])
+pth = [f for d in folders for f in sorted(glob.glob(os.path.join(glob.escape(d), "*.pth")))]
+named = []
+for file in pth:
+    with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+        named += [os.path.join(os.path.dirname(file), line.strip()) for line in lines
+                  if line.strip() and not line.startswith(("#", "import ", "import\\t"))]
+editable = []
+for name, module in list(sys.modules.items()):
+    if name.startswith("__editable__"):
+        places = list(getattr(module, "MAPPING", {}).values())
+        places += [p for group in getattr(module, "NAMESPACES", {}).values() for p in group]
+        for place in places:
+            editable += [place] if os.path.exists(place) else glob.glob(glob.escape(place) + ".*")
+wheels = []
+if importlib.util.find_spec("pip") is None:
+    for folder in (sysconfig.get_config_var("WHEEL_PKG_DIR"),
+                   os.path.join(sysconfig.get_path("stdlib"), "ensurepip", "_bundled")):
+        wheels += glob.glob(os.path.join(glob.escape(folder), "pip-*.whl")) if folder else []
+print()
+print(json.dumps({
+    "executable": sys.executable,
+    "prefix": sys.prefix, "base_prefix": sys.base_prefix, "version": sys.version_info[:2],
+    "stdlib": unique([sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]),
+    "sites": sites, "user": user, "system_site": sys.prefix != sys.base_prefix
+        and any(s.startswith(sys.base_prefix + os.sep) for s in site.getsitepackages()
+                if not s.startswith(sys.prefix + os.sep)),
+    "path": unique(os.path.abspath(p) for p in sys.path[1:] if os.path.exists(p)),
+    "editable": unique(editable), "pth": pth, "named": unique(named), "wheels": wheels,
+}))
+"""
+
+
+@dataclass(frozen=True)
+class PythonEnvironment:
+    """Where an interpreter's parts are on the host. Get it from ``describe``."""
+
+    executable: str
+    """As it was asked for, links not resolved: the path decides which environment it is."""
+    base_executable: str
+    """The real file of the interpreter that runs in the end."""
+    prefix: str
+    base_prefix: str
+    version: tuple[int, int]
+    site_packages: tuple[str, ...]
+    user_site: str | None
+    extra_paths: tuple[str, ...]
+    """Other folders and zip files on sys.path, which .pth files and editable installs name."""
+    editable_paths: tuple[str, ...]
+    """Files and folders that an editable install imports from without sys.path."""
+    left_out: tuple[str, ...]
+    """What the jail does not see of those, because it would show the home folder or more."""
+    system_site: bool
+    """Whether a virtual environment sees the packages of its base interpreter."""
+    pip_wheel: str | None
+    """ensurepip's wheel, if the environment has no pip and there is a wheel."""
+
+    @property
+    def is_venv(self) -> bool:
+        return self.prefix != self.base_prefix
+
+    def path_entries(self) -> list[str]:
+        """Folders of its commands, for the jail's PATH, behind those of the overlay."""
+        folders = (
+            os.path.dirname(self.executable),
+            os.path.join(self.prefix, "bin"),
+            os.path.dirname(self.base_executable),
+        )
+        return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+    def variables(self) -> dict[str, str]:
+        """Variables for the jail through which Jupyter's tools find the data files of this
+        environment's packages, although sys.prefix is the overlay's."""
+        return {
+            "JUPYTER_PATH": os.path.join(self.prefix, "share", "jupyter"),
+            "JUPYTER_CONFIG_PATH": os.path.join(self.prefix, "etc", "jupyter"),
+        }
+
+    def binds(self) -> list[Mount]:
+        """All of it at the same paths, read-only.
+
+        Real folders are shown, and every symbolic link on the way to one is made anew, so each
+        path leads where it leads on the host. Raises SpecError if an interpreter's own folder
+        cannot be shown without showing the home folder.
+        """
+        for folder in (self.prefix, self.base_prefix):
+            reason = _exposes(folder)
+            if reason:
+                raise SpecError(
+                    f"The interpreter {self.executable} cannot be shown in the jail: its folder "
+                    f"{folder} holds {reason}. Make a virtual environment in a folder of its own "
+                    f"and name its interpreter as `python`."
+                )
+        view = _View()
+        for path in (self.base_prefix, self.prefix, *self.site_packages):
+            view.show(path)
+        optional = (self.user_site, *self.extra_paths, *self.editable_paths, self.pip_wheel)
+        for path in filter(None, optional):
+            view.show(path)
+        view.show(self.base_executable)
+        view.show(self.executable)
+        return view.mounts()
+
+
+class _View:
+    """Collects what to show so that paths lead to the same places in the jail."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, Bind] = {}
+        self._links: dict[str, Symlink] = {}
+
+    def show(self, path: str) -> None:
+        """Show what is at ``path``, if it still exists."""
+        links, real = _follow(path)
+        if not os.path.exists(real):
+            return
+        self._links.update((link.target, link) for link in links)
+        if not self._shown(real):
+            self._real[real] = Bind(real, real)
+
+    def mounts(self) -> list[Mount]:
+        # A link inside a shown folder is there already.
+        links = [link for link in self._links.values() if not self._shown(link.target)]
+        return [*links, *self._real.values()]
+
+    def _shown(self, path: str) -> bool:
+        return any(_contains(folder, path) for folder in self._real)
+
+
+def _follow(path: str) -> tuple[list[Symlink], str]:
+    """The symbolic links on the way to what ``path`` names, and its real path."""
+    links: list[Symlink] = []
+    done, rest = "/", _parts(path)
+    while rest:
+        step = os.path.normpath(os.path.join(done, rest.pop(0)))
+        try:
+            text = os.readlink(step)
+        except OSError:  # not a link, or not there
+            done = step
+            continue
+        links.append(Symlink(text, step))
+        if len(links) > _MAX_LINKS:
+            raise SpecError(f"{path} cannot be shown in the jail: its links go round in a circle.")
+        done = "/" if text.startswith("/") else done
+        rest = _parts(text) + rest
+    return links, done
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _exposes(path: str) -> str | None:
+    """What must stay hidden and lies in (or is) ``path``, in words; None if there is nothing."""
+    hidden = {
+        "/": "the whole system",
+        "/etc": "the system's settings",
+        "/var": "the system's data",
+        "/run": "the system's sockets",
+        "/proc": "/proc",
+        "/sys": "/sys",
+        "/dev": "/dev",
+        "/tmp": "the system's temporary files",  # noqa: S108
+        "/var/tmp": "the system's temporary files",  # noqa: S108
+        tempfile.gettempdir(): "the system's temporary files",
+        os.path.expanduser("~"): "the home folder",
+        str(data_dir()): "the sandboxes' own data (SANDBOX_KERNEL_DATA_DIR)",
+        str(runtime_dir()): "the sandboxes' own sockets (SANDBOX_KERNEL_RUNTIME_DIR)",
+    }
+    with contextlib.suppress(KeyError):  # a user without an entry has only $HOME
+        hidden[pwd.getpwuid(os.getuid()).pw_dir] = "the home folder"
+    real = os.path.realpath(path)
+    for secret, words in hidden.items():
+        if _contains(real, os.path.realpath(secret)):
+            return words
+    return None
+
+
+def describe(python: str) -> PythonEnvironment:
+    """What there is to know about the environment of an interpreter on the host.
+
+    Runs the interpreter once (at most 20 s) and keeps the answer on disk until the interpreter,
+    its pyvenv.cfg, a site-packages folder or a .pth file changes. Raises SpecError if it does not
+    run or is too old.
+    """
+    if not os.path.isabs(python):
+        raise SpecError(f"python takes an absolute path, not {python!r}.")
+    cache = _cache_path(python)
+    answer = _read_cache(cache, python)
+    if answer is None:
+        # Taken before the question, so that a change in between makes the answer stale.
+        interpreter = _stamp(os.path.realpath(python))
+        answer = _ask(python)
+        answer["stamps"] = {path: _stamp(path) for path in _watched(answer)}
+        answer["stamps"][os.path.realpath(python)] = interpreter
+        answer["present"] = {path: os.path.exists(path) for path in answer["named"]}
+        # What a launcher (a pyenv shim) runs is its own affair, and may change without a trace.
+        if os.path.realpath(answer["executable"]) == os.path.realpath(python):
+            _write_cache(cache, answer)
+    return _environment(python, answer)
+
+
+def _ask(python: str) -> dict[str, Any]:
+    # PYTHONPATH and the like are this process's own, not the environment's.
+    kept = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
+    try:
+        ran = subprocess.run(
+            [python, "-c", _QUESTION],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env=env,
+            timeout=_DESCRIBE_TIMEOUT,
+            check=False,
+        )
+        if ran.returncode:
+            raise ValueError(ran.stderr.decode(errors="replace").strip()[-500:] or ran.returncode)
+        answer = json.loads(ran.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        raise SpecError(
+            f"python={python!r} cannot be used for a sandbox, because it does not run as a Python "
+            f"interpreter: {error}"
+        ) from error
+    if not isinstance(answer, dict):
+        raise SpecError(f"python={python!r} does not answer as a Python interpreter does.")
+    if tuple(answer["version"]) < _MINIMUM_VERSION:
+        raise SpecError(
+            f"python={python!r} is Python {'.'.join(map(str, answer['version']))}; a sandbox "
+            f"needs {'.'.join(map(str, _MINIMUM_VERSION))} or later."
+        )
+    return answer
+
+
+def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
+    prefix, base_prefix = answer["prefix"], answer["base_prefix"]
+    sites = tuple(path for path in answer["sites"] if os.path.isdir(path))
+    user = answer["user"] if answer["user"] and os.path.isdir(answer["user"]) else None
+    known = (prefix, base_prefix, *answer["stdlib"], *sites, *([user] if user else []))
+    extra: list[str] = []
+    editable: list[str] = []
+    left_out: list[str] = []
+    for paths, kept in ((answer["path"], extra), (answer["editable"], editable)):
+        for path in paths:
+            if any(_contains(folder, path) for folder in known) or not os.path.exists(path):
+                continue
+            (left_out if _exposes(path) else kept).append(path)
+    return PythonEnvironment(
+        executable=python,
+        base_executable=_base_executable(python, answer),
+        prefix=prefix,
+        base_prefix=base_prefix,
+        version=(answer["version"][0], answer["version"][1]),
+        site_packages=sites,
+        user_site=user,
+        extra_paths=tuple(extra),
+        editable_paths=tuple(editable),
+        left_out=tuple(left_out),
+        system_site=answer["system_site"],
+        pip_wheel=answer["wheels"][-1] if answer["wheels"] else None,
+    )
+
+
+def _base_executable(python: str, answer: dict[str, Any]) -> str:
+    """The interpreter's real file. In a virtual environment with a copied interpreter it is the
+    one that the copy was made from."""
+    real: str = os.path.realpath(answer["executable"])
+    prefix, base_prefix = answer["prefix"], answer["base_prefix"]
+    if prefix == base_prefix or not _contains(os.path.realpath(prefix), real):
+        return real
+    major, minor = answer["version"]
+    for folder in (_venv_home(prefix), os.path.join(base_prefix, "bin")):
+        for name in (f"python{major}.{minor}", f"python{major}", "python"):
+            if folder and os.access(os.path.join(folder, name), os.X_OK):
+                return os.path.realpath(os.path.join(folder, name))
+    raise SpecError(
+        f"python={python!r} belongs to the virtual environment {prefix}, whose base interpreter "
+        f"is not found in {base_prefix}. Make the environment anew."
+    )
+
+
+def _venv_home(prefix: str) -> str | None:
+    try:
+        lines = Path(prefix, "pyvenv.cfg").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition("=") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == "home"), None)
+
+
+def _watched(answer: dict[str, Any]) -> Iterable[str]:
+    """Files and folders whose change makes an answer stale."""
+    yield os.path.join(answer["prefix"], "pyvenv.cfg")
+    yield from answer["sites"]
+    if answer["user"]:
+        yield answer["user"]
+    yield from answer["pth"]
+
+
+def _stamp(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _cache_path(python: str) -> Path:
+    variables = [os.environ.get(v) for v in ("HOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE")]
+    key = json.dumps([_QUESTION, python, os.path.realpath(python), variables])
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return private_dir(data_dir() / "cache") / f"python-{name}.json"
+
+
+def _read_cache(path: Path, python: str) -> dict[str, Any] | None:
+    """The kept answer; None if there is none, or if it is stale or damaged."""
+    try:
+        answer = json.loads(path.read_text())
+        stamps, present = answer["stamps"], answer["present"]
+        fresh = os.path.realpath(python) in stamps
+        fresh = fresh and all(_stamp(file) == stamp for file, stamp in stamps.items())
+        fresh = fresh and all(os.path.exists(file) == there for file, there in present.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # asking again is always right
+    return answer if fresh else None
+
+
+def _write_cache(path: Path, answer: dict[str, Any]) -> None:
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+    try:
+        with os.fdopen(fd, "w") as file:
+            json.dump(answer, file)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def system_binds() -> list[Mount]:
+    """The system's programs and libraries, and the settings that they need; no secrets."""
+    mounts: list[Mount] = []
+    for name in _SYSTEM_FOLDERS:
+        path = f"/{name}"
+        if os.path.islink(path):
+            mounts.append(Symlink(os.readlink(path), path))
+        elif os.path.isdir(path):
+            mounts.append(Bind(path, path))
+    mounts += [Bind(store, store) for store in _STORES if os.path.isdir(store)]
+    mounts += [_setting(path) for path in _settings()]
+    return mounts
+
+
+def _settings() -> Iterator[str]:
+    try:
+        names = sorted(os.listdir("/etc"))
+    except OSError:
+        return
+    for pattern in " ".join(_SETTINGS.values()).split():
+        nested = "/" in pattern
+        for name in (pattern,) if nested else fnmatch.filter(names, pattern):
+            path = f"/etc/{name}"
+            # A jail that root started could read what only root may read.
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_mode & stat.S_IROTH:
+                    yield path
+
+
+def _setting(path: str) -> Mount:
+    real = os.path.realpath(path)
+    if os.path.islink(path) and real.startswith("/usr/"):
+        return Symlink(real, path)
+    return Bind(real, path)
+
+
+def write_identity(folder: Path, hostname: str = "sandbox") -> list[Bind]:
+    """Write the jail's own /etc/passwd, /etc/group and /etc/hosts into ``folder``, which the jail
+    must not be able to write, and return their binds."""
+    files = {
+        "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        f"{USER}:x:{UID}:{GID}:{USER}:{HOME}:/bin/sh\n"
+        f"nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "group": f"root:x:0:\n{USER}:x:{GID}:\nnogroup:x:65534:\n",
+        "hosts": f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost {hostname}\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return [Bind(str(folder / name), f"/etc/{name}") for name in files]
+
+
+def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> str:
+    """Make (or refresh) the jail's own virtual environment; returns its interpreter's path there.
+
+    ``folder`` on the host is what the jail sees, writable, as ``target``. The overlay has the
+    base interpreter of ``environment`` and its packages behind its own: ``pip install`` in the
+    jail writes here and wins, and what is installed on the host is seen by the next process. An
+    environment without pip gets it from ensurepip's wheel; if there is none either, the jail has
+    no pip.
+
+    Packages that were installed here before are kept. The folder may hold anything that code in
+    the jail made of it, so nothing is followed: a link where a folder should be is replaced.
+    """
+    major, minor = environment.version
+    parents = [*(environment.site_packages if environment.is_venv else ()), environment.user_site]
+    see_base = environment.system_site or not environment.is_venv
+    statements = [f"site.addsitedir({path!a})" for path in parents if path]
+    if environment.pip_wheel:
+        # site runs a virtual environment's .pth files twice, but adds a folder once only.
+        statements.append(f"sys.path.extend({{{environment.pip_wheel!a}}}.difference(sys.path))")
+    configuration = (
+        f"home = {os.path.dirname(environment.base_executable)}\n"
+        f"include-system-site-packages = {'true' if see_base else 'false'}\n"
+        f"version = {major}.{minor}\n"
+        f"executable = {environment.base_executable}\n"
+    )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, root)
+        try:
+            binaries = _enter(stack, root, "bin")
+            for name in ("python", "python3", f"python{major}.{minor}"):
+                _replace_link(binaries, name, environment.base_executable)
+            site = root
+            for name in ("lib", f"python{major}.{minor}", "site-packages"):
+                site = _enter(stack, site, name)
+            _replace_link(root, "lib64", "lib")
+            _replace_file(site, _PARENT_PTH, "; ".join(["import site, sys", *statements]) + "\n")
+            _replace_file(root, "pyvenv.cfg", configuration)
+        except OSError as error:
+            raise SandboxError(
+                f"The virtual environment of the jail could not be written to {folder}: {error}. "
+                f"Delete that folder to start with a new one."
+            ) from error
+    return f"{target.rstrip('/')}/bin/python"
+
+
+def _enter(stack: contextlib.ExitStack, parent: int, name: str) -> int:
+    """A descriptor of the real folder ``name``, made if it is not there."""
+    for _ in range(3):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=parent)
+            continue
+        stack.callback(os.close, fd)
+        return fd
+    raise NotADirectoryError(errno.ENOTDIR, "keeps being replaced", name)
+
+
+def _replace_link(folder: int, name: str, text: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.readlink(name, dir_fd=folder) == text:
+            return
+    temporary = _unused(name)
+    os.symlink(text, temporary, dir_fd=folder)
+    _move_over(folder, temporary, name)
+
+
+def _replace_file(folder: int, name: str, text: str) -> None:
+    temporary = _unused(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder), "w") as file:
+        file.write(text)
+    _move_over(folder, temporary, name)
+
+
+def _unused(name: str) -> str:
+    return f".{name}-{os.urandom(8).hex()}"
+
+
+def _move_over(folder: int, temporary: str, name: str) -> None:
+    try:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(temporary, dir_fd=folder)
+        raise

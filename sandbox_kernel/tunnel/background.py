@@ -1,0 +1,104 @@
+"""The background loop: one thread a process, on which tunnels and SDK objects live.
+
+Jupyter's synchronous KernelManager runs its own loop only while it is being called, so a tunnel on
+the caller's loop would stall between calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The loop of this process, started on first use. A forked child gets one of its own."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            _loop.set_default_executor(_Workers(thread_name_prefix="sandbox-kernel"))
+            started = threading.Event()
+            _loop.call_soon(started.set)
+            threading.Thread(target=_loop.run_forever, name="sandbox-kernel", daemon=True).start()
+            started.wait()
+        return _loop
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Run a coroutine on the background loop; for callers without a loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+
+
+async def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the background loop and await it on the caller's.
+
+    Cancelling the caller cancels the coroutine, and waits until it has cleared up behind itself.
+    """
+    loop = background_loop()
+    if asyncio.get_running_loop() is loop:
+        return await coroutine
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    task: asyncio.Task[T] | None = None
+
+    def start() -> None:
+        nonlocal task
+        task = loop.create_task(coroutine)
+        task.add_done_callback(ended)
+
+    def ended(task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            outcome.cancel()
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
+
+    loop.call_soon_threadsafe(start)
+    waiter = asyncio.wrap_future(outcome)
+    try:
+        return await asyncio.shield(waiter)
+    except asyncio.CancelledError:
+        loop.call_soon_threadsafe(lambda: task and task.cancel())
+        await asyncio.wait([waiter])
+        if not waiter.cancelled():
+            waiter.exception()  # seen, though nobody is left to be told
+        raise
+
+
+class _Workers(concurrent.futures.ThreadPoolExecutor):
+    """Threads for blocking calls, which still work when the process exits: the standard executor
+    refuses work by then, but that is when the last sandboxes are removed."""
+
+    def submit(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[R]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: concurrent.futures.Future[R] = concurrent.futures.Future()
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001  (goes to whoever awaits the call)
+                done.set_exception(error)
+            return done
+
+
+def _after_fork_in_child() -> None:
+    # The thread is gone in the child; what lived on its loop belongs to the parent.
+    global _loop, _lock
+    _lock = threading.Lock()
+    _loop = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

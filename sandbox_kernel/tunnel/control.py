@@ -1,0 +1,98 @@
+"""Control client: calls to the agent, and its events."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sandbox_kernel.errors import KernelLaunchFailed, SandboxError, SandboxTimeout
+from sandbox_kernel.guest.control import LineReader
+from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.wire import WireError
+from sandbox_kernel.guest.wire.frames import Buffer
+from sandbox_kernel.guest.wire.mux import CONTROL
+
+
+class ControlClient:
+    """Belongs to one session. Calls are carried exactly once, also over a broken link."""
+
+    def __init__(
+        self, peer: Peer, sandbox: str, on_event: Callable[[dict[str, Any]], object]
+    ) -> None:
+        self._peer = peer
+        self._sandbox = sandbox
+        self._on_event = on_event
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._lines = LineReader()
+        self._failure: SandboxError | None = None
+        self._stream = peer.mux.open("control", CONTROL)
+        self._stream.owner = self
+
+    async def call(self, name: str, *, timeout: float = 30.0, **args: Any) -> Any:
+        """Call the agent. SandboxTimeout if no answer comes; the call may still be carried out
+        when the link is back."""
+        if self._failure is not None:
+            raise self._failure
+        id_ = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[id_] = future
+        line = json.dumps({"id": id_, "call": name, "args": args}).encode() + b"\n"
+        self._stream.write(line)
+        self._peer.flush_soon()
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except asyncio.TimeoutError:
+            raise SandboxTimeout(
+                f"The agent in sandbox {self._sandbox!r} did not answer {name!r} within "
+                f"{timeout:g} s. `sandbox-kernel logs {self._sandbox}` may say why."
+            ) from None
+        finally:
+            self._waiting.pop(id_, None)
+
+    def fail(self, error: SandboxError) -> None:
+        """End all calls, those under way and those to come."""
+        self._failure = self._failure or error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def on_data(self, payload: Buffer) -> None:
+        try:
+            for line in self._lines.feed(payload):
+                self._message(json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"a control message that cannot be read ({type(error).__name__})"
+            raise WireError(what, fatal=True) from error
+        self._stream.consumed(len(payload))
+
+    def _message(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            raise TypeError("no object")
+        if "event" in message:
+            self._on_event(message)
+            return
+        future = self._waiting.get(message["id"])
+        if future is None or future.done():
+            return  # the caller has given up
+        error = message.get("error")
+        if error is None:
+            future.set_result(message["result"])
+        else:
+            kind = KernelLaunchFailed if error["kind"] == "launch" else SandboxError
+            future.set_exception(
+                kind(f"In sandbox {self._sandbox!r}: {str(error['message'])[:2000]}")
+            )
+
+    def on_finished(self) -> None:
+        self.on_reset("closed by the agent")
+
+    def on_reset(self, reason: str) -> None:
+        # Without it the kernel could not even be killed, so that is the end of the session.
+        raise WireError(f"the end of the control stream: {reason[:200]!r}", fatal=True)
+
+    def on_room(self) -> None:
+        """Nothing waits for room: calls are few and small."""

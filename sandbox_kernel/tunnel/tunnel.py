@@ -1,0 +1,198 @@
+"""Tunnel: one session with the agent of one sandbox, over links that come and go.
+
+When a link breaks, the tunnel makes a new one, for as long as the sandbox can still be there. It
+ends, with a reason, when the sandbox is gone, when the agent refuses the session, when the far
+side breaks the protocol, or when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from sandbox_kernel.errors import (
+    LinkLost,
+    ProtocolError,
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SessionRefused,
+    TunnelError,
+)
+from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.wire import VERSION
+from sandbox_kernel.guest.wire.handshake import Hello
+from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.tunnel.control import ControlClient
+from sandbox_kernel.tunnel.endpoints import Endpoint
+from sandbox_kernel.tunnel.links import codec_for, connect
+
+FIRST_ATTEMPTS = 3
+FIRST_DELAY, MAX_DELAY = 0.05, 5.0
+ALIVE_INTERVAL = 5.0
+_FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError)
+
+
+class Tunnel:
+    """Lives on the background loop. Make one with ``Tunnel.open``."""
+
+    def __init__(
+        self,
+        handle: SandboxHandle,
+        folder: str,
+        token: str,
+        *,
+        byte_exact: bool,
+        on_event: Callable[[dict[str, Any]], object],
+        on_failed: Callable[[SandboxError], object],
+        log: logging.Logger | logging.LoggerAdapter[Any],
+    ) -> None:
+        self.failure: SandboxError | None = None
+        self.reconnects = 0
+        """How many links were made after the first."""
+        self._handle = handle
+        self._folder = folder
+        self._codec = codec_for(byte_exact)
+        self._hello = Hello(VERSION, uuid.uuid4().hex, token, 0, False, True)
+        self._on_failed = on_failed
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._peer = Peer(self._loop, host=True)
+        self._peer.on_link_lost = self._link_lost
+        self._peer.on_broken = self._broken
+        self._endpoints: list[Endpoint] = []
+        self._lost = asyncio.Event()
+        self._delay = 0.0
+        self._connected_at = self._loop.time()
+        self._received_before = 0
+        self._task: asyncio.Task[None] | None = None
+        self.control = ControlClient(self._peer, handle.name, on_event)
+
+    async def open(self) -> None:
+        """Make the first link. Raises what ``links.connect`` raises, LinkLost only if that has
+        happened a few times."""
+        for attempt in range(FIRST_ATTEMPTS):
+            try:
+                await self._connect()
+                break
+            except LinkLost:
+                if attempt == FIRST_ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(FIRST_DELAY)
+        self._task = self._loop.create_task(self._keep_connected())
+
+    @property
+    def connected(self) -> bool:
+        return self._peer.link is not None
+
+    def cut(self) -> None:
+        """Break the present link, as a network would. The tunnel mends itself."""
+        if self._peer.link is not None:
+            self._peer.detach()
+            self._link_lost("cut on purpose")
+
+    def listen(self, address: str | tuple[str, int], target: str, priority: int) -> Endpoint:
+        """Forward each connection to ``address`` to ``target`` in the sandbox."""
+        endpoint = Endpoint(self._peer, address, target, priority)
+        self._endpoints.append(endpoint)
+        return endpoint
+
+    def close_endpoints(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._endpoints.clear()
+
+    async def close(self) -> None:
+        """Detach from the sandbox, which lives on (until its lease is over). Idempotent."""
+        self._end(
+            TunnelError(f"The tunnel to sandbox {self._handle.name!r} was closed."), quiet=True
+        )
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _connect(self) -> None:
+        session = self._peer.session
+        hello = self._hello._replace(received=session.received)
+        connection = await connect(self._handle, self._folder, hello, codec=self._codec)
+        self._hello = self._hello._replace(resume=True)
+        self._lost.clear()
+        self._connected_at, self._received_before = self._loop.time(), session.received
+        try:
+            self._peer.attach(
+                connection.link,
+                peer_received=connection.welcome.received,
+                decoder=connection.decoder,
+                incoming=connection.incoming,
+                outgoing=connection.outgoing,
+                checked=connection.checked,
+                early=connection.early,
+            )
+        except Exception as error:
+            connection.link.close()
+            raise ProtocolError(
+                f"The agent in sandbox {self._handle.name!r} sent {error}."
+            ) from error
+
+    async def _keep_connected(self) -> None:
+        while self.failure is None:
+            try:
+                await asyncio.wait_for(self._lost.wait(), ALIVE_INTERVAL)
+            except asyncio.TimeoutError:
+                self._peer.check_alive()
+                continue
+            await self._reconnect()
+
+    async def _reconnect(self) -> None:
+        patience = self._handle.spec.lease_seconds + 60
+        deadline = self._loop.time() + patience
+        lasted = self._loop.time() - self._connected_at > ALIVE_INTERVAL
+        if lasted or self._peer.session.received > self._received_before:
+            self._delay = 0.0  # the last link was worth making; so will the next be
+        while self.failure is None:
+            await asyncio.sleep(self._delay)
+            self._delay = min(MAX_DELAY, 2 * self._delay or FIRST_DELAY)
+            try:
+                await self._connect()
+            except _FINAL as error:
+                return self._end(error)
+            except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
+                if self._loop.time() > deadline:
+                    return self._end(
+                        SandboxGone(
+                            f"Sandbox {self._handle.name!r} could not be reached for "
+                            f"{patience:g} s, longer than its lease; the last error was: {error}"
+                        )
+                    )
+                self._log.debug("sandbox %s: %s; trying again", self._handle.name, error)
+            else:
+                self.reconnects += 1
+                return
+
+    def _link_lost(self, why: str) -> None:
+        self._log.debug("the link to sandbox %s was lost: %s", self._handle.name, why)
+        self._lost.set()
+
+    def _broken(self, why: str) -> None:
+        self._end(
+            ProtocolError(
+                f"The agent in sandbox {self._handle.name!r} broke the protocol ({why[:200]}). "
+                f"Its kernel cannot be reached any more; remove the sandbox with "
+                f"`sandbox-kernel rm {self._handle.name}`."
+            )
+        )
+
+    def _end(self, error: SandboxError, *, quiet: bool = False) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        self._peer.detach()
+        self.close_endpoints()
+        self.control.fail(error)
+        self._peer.mux.close()
+        if not quiet:
+            self._on_failed(error)

@@ -1,0 +1,115 @@
+"""install, list and uninstall: kernels that people choose in Jupyter."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .running import Cli
+
+
+@pytest.fixture
+def prefix(cli: Cli, tmp_path: Path) -> Path:
+    """A prefix in which Jupyter, as the command sees it, finds kernels."""
+    cli.env["JUPYTER_PATH"] = str(tmp_path / "share" / "jupyter")
+    cli.env["JUPYTER_DATA_DIR"] = str(tmp_path / "user")
+    return tmp_path
+
+
+def kernel_json(prefix: Path, name: str) -> dict[str, Any]:
+    path = prefix / "share" / "jupyter" / "kernels" / name / "kernel.json"
+    kernel: dict[str, Any] = json.loads(path.read_text())
+    return kernel
+
+
+def test_install_writes_the_request(cli: Cli, prefix: Path) -> None:
+    """The options become the provisioner's configuration, and the user is told how to go on."""
+    options = ["--memory-mib", "512", "--env", "A=1", "--display-name", "Small"]
+    ran = cli("install", "local", "--prefix", str(prefix), "--name", "small", *options)
+    assert ran.returncode == 0, ran.stderr
+    assert str(prefix) in ran.stdout
+    assert "--kernel small" in ran.stdout
+    kernel = kernel_json(prefix, "small")
+    assert kernel["display_name"] == "Small"
+    assert kernel["metadata"]["kernel_provisioner"]["config"] == {
+        "backend": "local",
+        "memory_mib": 512,
+        "env": {"A": "1"},
+    }
+
+
+def test_install_a_launcher(cli: Cli, prefix: Path) -> None:
+    """--launcher writes a kernelspec that runs `launch` with the same request."""
+    cli("install", "local", "--prefix", str(prefix), "--name", "l", "--launcher", "--cpus", "1")
+    argv = kernel_json(prefix, "l")["argv"]
+    assert argv[1:6] == ["-m", "sandbox_kernel", "launch", "-f", "{connection_file}"]
+    assert json.loads(argv[7]) == {"backend": "local", "cpus": 1.0}
+
+
+def test_install_with_another_python(cli: Cli, prefix: Path) -> None:
+    """--python is both the interpreter that runs the kernel and the one that is shown."""
+    cli("install", "local", "--prefix", str(prefix), "--name", "p", "--python", sys.executable)
+    kernel = kernel_json(prefix, "p")
+    assert kernel["argv"][0] == sys.executable
+    assert kernel["metadata"]["kernel_provisioner"]["config"]["python"] == sys.executable
+
+
+def test_install_another_kernel(cli: Cli, prefix: Path) -> None:
+    """Behind -- stands the command line of a kernel other than ipykernel."""
+    argv = ["python", "-m", "bash_kernel", "-f", "{connection_file}"]
+    options = ["--prefix", str(prefix), "--name", "b", "--language", "bash"]
+    cli("install", "local", *options, "--", *argv)
+    kernel = kernel_json(prefix, "b")
+    assert (kernel["argv"], kernel["language"]) == (argv, "bash")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["local", "--egress", "example.org"], "cannot enforce egress"),
+        (["local", "--memory-mib", "much"], "memory_mib takes a whole number, not 'much'"),
+        (["local", "--env", "A"], "env takes NAME=VALUE"),
+        (["nowhere"], "There is no sandbox backend 'nowhere'"),
+        (["local", "--name", "No Spaces"], "A kernel name has"),
+        (["local", "--", "kernel"], "has no '{connection_file}'"),
+    ],
+)
+def test_a_bad_request_writes_nothing(
+    cli: Cli, prefix: Path, options: list[str], said: str
+) -> None:
+    """What cannot be had is refused before anything is written."""
+    ran = cli("install", *options[:1], "--prefix", str(prefix), *options[1:])
+    assert ran.returncode == 1
+    assert said in ran.stderr
+    assert not (prefix / "share").exists()
+
+
+def test_install_list_uninstall(cli: Cli, prefix: Path) -> None:
+    """A kernel is listed until it is uninstalled; then it cannot be uninstalled again."""
+    cli("install", "local", "--prefix", str(prefix), "--name", "here")
+    assert "here" in cli("list").stdout
+    listed = {spec["name"]: spec for spec in json.loads(cli("list", "--json").stdout)}
+    assert set(listed["here"]) == {
+        "name",
+        "display_name",
+        "backend",
+        "launcher",
+        "path",
+        "config",
+    }
+    ran = cli("uninstall", "here")
+    assert (ran.returncode, ran.stdout.strip()) == (0, f"Removed {listed['here']['path']}")
+    again = cli("uninstall", "here")
+    assert again.returncode == 1
+    assert "There is no kernelspec 'here'" in again.stderr
+
+
+def test_install_for_this_user(cli: Cli, prefix: Path) -> None:
+    """--user puts the kernel into the user's Jupyter folder, and excludes --prefix."""
+    assert cli("install", "local", "--user", "--name", "mine").returncode == 0
+    assert (prefix / "user" / "kernels" / "mine" / "kernel.json").exists()
+    assert cli("install", "local", "--user", "--prefix", str(prefix)).returncode == 2

@@ -1,0 +1,178 @@
+"""The command line itself: help, usage errors, options, completion, exit codes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel import __version__
+from sandbox_kernel.cli import main
+from sandbox_kernel.cli.parser import parse, spec_values
+from sandbox_kernel.cli.text import age, printable, table
+from sandbox_kernel.spec import SandboxSpec
+
+from .running import Cli
+
+COMMANDS = (
+    *("install", "uninstall", "list", "doctor", "ps", "rm"),
+    *("logs", "exec", "shell", "run", "launch", "completion"),
+)
+
+
+def test_version(cli: Cli) -> None:
+    """--version names the version of the package."""
+    assert cli("--version").stdout == f"sandbox-kernel {__version__}\n"
+
+
+def test_help_lists_every_command(cli: Cli) -> None:
+    """The help of the whole lists the commands and the exit codes."""
+    text = cli("--help").stdout
+    assert all(f"\n    {command}" in text for command in COMMANDS)
+    assert "130 Ctrl-C" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command's help has examples, and fits a terminal."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"examples:\n  sandbox-kernel {command}" in text
+    description = text.split("\n\n")[1]
+    assert all(len(line) <= 96 for line in description.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["ps", "--nonsense"],
+        ["exec", "name"],
+        ["exec", "name", "ls"],
+        ["run"],
+        ["rm"],
+        ["rm", "name", "--all"],
+        ["ps", "--", "ls"],
+        ["exec", "name", "--timeout", "-1", "--", "ls"],
+        ["launch"],
+        ["completion", "cmd.exe"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage is exit code 2, with the usage on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: sandbox-kernel" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line(cli: Cli) -> None:
+    """What goes wrong is one line on stderr, without a traceback."""
+    ran = cli("logs", "nowhere")
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("sandbox-kernel: There is no sandbox 'nowhere'")
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "logs", "x"], ["logs", "--debug", "x"]])
+def test_debug_shows_the_traceback(cli: Cli, arguments: list[str]) -> None:
+    """--debug may stand anywhere and shows where an error comes from."""
+    assert "Traceback" in cli(*arguments).stderr
+
+
+def test_every_field_of_the_spec_is_an_option() -> None:
+    """run has one option for each field, and passes on only those that are given."""
+    given = parse(["run", "--", "true"])
+    for field in fields(SandboxSpec):
+        assert hasattr(given, f"spec_{field.name}")
+    assert spec_values(given) == {}
+
+
+def test_options_become_a_spec() -> None:
+    """Options are read as configuration is: numbers, lists and names with values."""
+    line = "--memory-mib 512 --cpus 0.5 --env A=1 --env B=x=y --egress a.org --egress b.org"
+    values = spec_values(parse(["run", *line.split(), "--", "true"]))
+    spec = SandboxSpec.from_mapping(values)
+    assert (spec.memory_mib, spec.cpus) == (512, 0.5)
+    assert spec.env == {"A": "1", "B": "x=y"}
+    assert spec.egress == ("a.org", "b.org")
+
+
+def test_paths_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line, paths are relative to here and python is looked up."""
+    monkeypatch.chdir(tmp_path)
+    values = spec_values(parse(["run", "--readable", "data", "--python", "sh", "--", "true"]))
+    assert values["readable"] == [str(tmp_path / "data")]
+    assert values["python"] == shutil.which("sh")
+
+
+def test_nothing_behind_the_dashes_is_looked_into() -> None:
+    """Options behind -- are the command's own, also if they look like ours."""
+    given = parse(["exec", "name", "--", "ls", "--env", "--", "--help"])
+    assert given.command == ["ls", "--env", "--", "--help"]
+    assert given.env == []
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_valid(shell: str, tmp_path: Path, cli: Cli) -> None:
+    """The script names commands and options, and the shell can read it."""
+    script = cli("completion", shell).stdout
+    assert all(command in script for command in COMMANDS)
+    assert "memory-mib" in script
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here to read it")
+    (tmp_path / "script").write_text(script)
+    read = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, text=True)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["d"], ["doctor"]),
+        (["run", "--mem"], ["--memory-mib"]),
+        (["install", "lo"], ["local"]),
+        (["completion", "f"], ["fish"]),
+    ],
+)
+def test_bash_completes(line: list[str], expected: list[str], cli: Cli, tmp_path: Path) -> None:
+    """bash offers commands, options and known words."""
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash here")
+    words = " ".join(["sandbox-kernel", *line])
+    script = (
+        cli("completion", "bash").stdout
+        + f"COMP_WORDS=({words}); COMP_CWORD={len(line)}; _sandbox_kernel;"
+        + 'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (ran.stdout.split(), ran.stderr) == (expected, "")
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def test_text_from_a_sandbox_cannot_drive_the_terminal() -> None:
+    """Control characters are escaped; lines, tabs and letters of all languages stay."""
+    assert printable("a\x1b]0;x\x07\r\tä\n日") == r"a\x1b]0;x\x07\r" + "\tä\n日"
+    assert printable("\u202egpj.exe") == r"\u202egpj.exe"
+
+
+def test_ages() -> None:
+    """An age is told in its largest unit."""
+    assert [age(s) for s in (-1, 3, 130, 3 * 3600, 12 * 86400)] == ["0s", "3s", "2m", "3h", "12d"]
+
+
+def test_tables_are_aligned() -> None:
+    """Columns are as wide as their widest cell, and lines have no trailing space."""
+    assert table([("A", "B"), ("long\n", "x"), ("b", "")]) == "A      B\nlong   x\nb"

@@ -1,0 +1,56 @@
+"""The rows of the conformance suite: one a backend, with what the suite must know about it.
+
+A backend that is not listed here gets a row with the defaults, so a third party's backend can be
+tested without a change: ``pytest tests/conformance --backend NAME``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_kernel.sandboxes.base import SandboxInfo
+
+
+def _kill_first_process(info: SandboxInfo) -> None:
+    os.kill(info.detail["pid"], signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the suite expects of one backend."""
+
+    name: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of every spec that the suite makes, e.g. the image."""
+    capabilities: frozenset[str] = frozenset()
+    """Capabilities that must be there; the suite asks the client itself for all others."""
+    terminals: bool = True
+    """Whether ``open_stream`` takes ``tty``."""
+    crash: Callable[[SandboxInfo], None] | None = None
+    """Ends a sandbox behind the backend's back, where the test can."""
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row(
+            "local",
+            capabilities=frozenset(
+                {
+                    *("memory_mib", "cpus", "processes", "open_files", "disk_mib"),
+                    *("workspace", "readable", "python", "byte_exact_streams", "reattach"),
+                }
+            ),
+            crash=_kill_first_process,
+        ),
+    )
+}
+
+
+def row(name: str) -> Row:
+    """The row of a backend."""
+    return ROWS.get(name) or Row(name)

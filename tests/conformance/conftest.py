@@ -1,0 +1,156 @@
+"""What any backend must do, as one suite with a row a backend.
+
+    pytest tests/conformance                       all backends that are usable here
+    pytest tests/conformance --backend NAME        this one, and it is an error if it is not usable
+    pytest tests/conformance --backend NAME --backend-spec '{"image": "python:3.12"}'
+
+A test that is a coroutine runs on the background loop, where the handles live; a plain one is a
+Jupyter client, which has a loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.sandboxes.backends import backend_names, load_backend
+from sandbox_kernel.sandboxes.base import Capabilities, SandboxClient, SandboxHandle
+from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.tunnel import background
+
+from .backends import Row, row
+
+T = TypeVar("T")
+LIMIT = 120.0
+"""Seconds for anything that a test waits for."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance")
+    group.addoption("--backend", action="append", help="test this backend; may be repeated")
+    group.addoption("--backend-spec", type=json.loads, help="spec fields for it, as JSON")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        names = metafunc.config.getoption("--backend", None) or backend_names()
+        metafunc.parametrize("backend", names, indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    finish(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), 170)
+    return True
+
+
+def finish(coroutine: Coroutine[Any, Any, T], timeout: float = LIMIT) -> T:
+    """Run a coroutine on the background loop to its end."""
+    return background.submit(asyncio.wait_for(coroutine, timeout)).result(timeout + 5)
+
+
+async def until(true: Callable[[], Awaitable[object]], timeout: float = 60.0) -> None:
+    """Ask until the answer is yes: for what happens in another process, which does not tell."""
+
+    async def ask() -> None:
+        while not await true():
+            await asyncio.sleep(0.05)
+
+    await asyncio.wait_for(ask(), timeout)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The backend under test."""
+
+    client: SandboxClient
+    row: Row
+    prefix: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.client.capabilities
+
+    def spec(self, **fields: Any) -> SandboxSpec:
+        """A spec for a sandbox of this test run."""
+        fields.setdefault("name", f"{self.prefix}-{secrets.token_hex(3)}")
+        return SandboxSpec.from_mapping({**self.row.spec, **fields})
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, **fields: Any) -> Any:
+        """A sandbox of a test's own, removed afterwards."""
+        handle = await self.client.create(self.spec(**fields))
+        try:
+            yield handle
+        finally:
+            await self.client.remove(handle.name)
+
+    async def names(self) -> set[str]:
+        """The sandboxes of this test run that exist now."""
+        return {name for name in await self.client.list() if name.startswith(self.prefix)}
+
+    def environment(self, **fields: Any) -> dict[str, str]:
+        """Variables that make the kernelspec ``sandbox`` use this backend."""
+        settings = {"backend": self.row.name, **self.row.spec, **fields}
+        return {
+            f"SANDBOX_KERNEL_{key.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in settings.items()
+        }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders() -> Iterator[None]:
+    """Keep sandbox-kernel's own files of this run apart from the user's."""
+    folder = tempfile.mkdtemp(prefix="sk-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOX_KERNEL_DATA_DIR", os.path.join(folder, "data"))
+        patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", os.path.join(folder, "run"))
+        yield
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backend]:
+    """Each backend in turn. When all tests are done, none of their sandboxes may be left."""
+    name = request.param
+    named = request.config.getoption("--backend", None) is not None
+    try:
+        client = load_backend(name)
+        problems = [f"{d.what}: {d.fix}" for d in finish(client.diagnose()) if d.ok is False]
+    except SandboxError as error:
+        problems = [str(error)]
+    if problems:
+        message = f"The backend {name!r} cannot be used here. {' '.join(problems)}"
+        pytest.fail(message) if named else pytest.skip(message)
+    extra = request.config.getoption("--backend-spec", None) or {}
+    found = row(name)
+    found = replace(found, spec={**found.spec, **extra})
+    made = Backend(client, found, f"conformance-{secrets.token_hex(4)}")
+    yield made
+    left = finish(made.names())
+    for leftover in left:
+        finish(client.remove(leftover))
+    finish(client.close())
+    assert not left, f"The tests left sandboxes behind: {sorted(left)}"
+
+
+@pytest.fixture(scope="session")
+def sandbox(backend: Backend) -> Iterator[SandboxHandle]:
+    """One sandbox for all tests that leave it as they found it."""
+    handle = finish(backend.client.create(backend.spec(env={"FROM_SPEC": "for all commands"})))
+    yield handle
+    finish(backend.client.remove(handle.name))

@@ -1,0 +1,268 @@
+"""Kernels in the sandboxes of a backend, through each of Jupyter's kinds of client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager, BlockingKernelClient, KernelManager
+from nbclient import NotebookClient
+
+from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.tunnel import background
+
+from .conftest import LIMIT, Backend, finish
+
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture(autouse=True)
+def chosen(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels of the kernelspec ``sandbox`` run in this backend, and leave no sandbox behind."""
+    for name, value in backend.environment().items():
+        monkeypatch.setenv(name, value)
+    before = set(finish(backend.client.list()))
+    yield
+    assert set(finish(backend.client.list())) <= before
+
+
+@contextlib.contextmanager
+def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    """A running kernel with a client that is ready."""
+    manager = KernelManager(kernel_name="sandbox")
+    manager.start_kernel()
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=LIMIT)
+        yield manager, client
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def execute(client: BlockingKernelClient, code: str, on_output: Any = None) -> tuple[Any, str]:
+    """Run a cell; its reply and all that it printed."""
+    printed: list[str] = []
+
+    def output(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            printed.append(message["content"]["text"])
+            if on_output is not None:
+                on_output(printed)
+
+    reply = client.execute_interactive(code, output_hook=output, timeout=LIMIT)
+    return reply["content"], "".join(printed)
+
+
+def sandboxed(manager: KernelManager) -> SandboxedKernel:
+    found = manager.provisioner._kernel
+    assert isinstance(found, SandboxedKernel)
+    return found
+
+
+def test_kernel_manager() -> None:
+    """The synchronous manager: a cell runs in the sandbox, and not as a process of the host."""
+    with kernel() as (manager, client):
+        reply, printed = execute(client, "import os; print(os.getcwd()); 1/0")
+        assert printed.strip() == sandboxed(manager).handle.workdir
+        assert reply["ename"] == "ZeroDivisionError"
+        assert manager.is_alive()
+
+
+async def test_async_kernel_manager() -> None:
+    """The asynchronous manager, as Jupyter Server uses it."""
+    async with _async_kernel() as (manager, client):
+        reply = await client.execute_interactive("a = 6 * 7", timeout=LIMIT)
+        assert reply["content"]["status"] == "ok"
+        await manager.restart_kernel(now=True)
+        await client.wait_for_ready(timeout=LIMIT)
+        reply = await client.execute_interactive("a", timeout=LIMIT, output_hook=lambda _: None)
+        assert reply["content"]["ename"] == "NameError"
+        assert await manager.is_alive()
+
+
+@contextlib.asynccontextmanager
+async def _async_kernel() -> AsyncIterator[tuple[AsyncKernelManager, Any]]:
+    manager = AsyncKernelManager(kernel_name="sandbox")
+    await manager.start_kernel()
+    client = manager.client()
+    try:
+        client.start_channels()
+        await client.wait_for_ready(timeout=LIMIT)
+        yield manager, client
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+
+
+def test_nbclient() -> None:
+    """A notebook runs headless, and its outputs are in it."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell("x = [1, 2]\nprint('from the sandbox')"),
+            nbformat.v4.new_code_cell("open('note', 'w').write('kept')\nx + [3]"),
+        ]
+    )
+    NotebookClient(notebook, kernel_name="sandbox", timeout=LIMIT).execute()
+    assert notebook.cells[0].outputs[0].text == "from the sandbox\n"
+    assert notebook.cells[1].outputs[0].data["text/plain"] == "[1, 2, 3]"
+
+
+def test_interrupt() -> None:
+    """A cell that would run for ever is interrupted, and the kernel is as before."""
+    with kernel() as (manager, client):
+        execute(client, "kept = 'here'")
+        code = "import time\nprint('started', flush=True)\nwhile True: time.sleep(0.01)"
+        reply, _ = execute(client, code, lambda _: manager.interrupt_kernel())
+        assert reply["ename"] == "KeyboardInterrupt"
+        assert execute(client, "print(kept)")[1] == "here\n"
+
+
+def test_restart_keeps_the_sandbox() -> None:
+    """Variables are gone, files are there: only the kernel's process is new."""
+    with kernel() as (manager, client):
+        before = sandboxed(manager).handle.id
+        execute(client, "x = 1; open('note', 'w').write('kept')")
+        manager.restart_kernel()
+        client.wait_for_ready(timeout=LIMIT)
+        reply, printed = execute(client, "print(open('note').read()); x")
+        assert (reply["ename"], printed) == ("NameError", "kept\n")
+        assert sandboxed(manager).handle.id == before
+
+
+def test_shutdown_removes_the_sandbox(backend: Backend) -> None:
+    """An orderly shutdown leaves nothing, too."""
+    with kernel() as (manager, _):
+        name = manager.provisioner.sandbox_name
+        assert name in finish(backend.client.list())
+        manager.shutdown_kernel()
+        assert name not in finish(backend.client.list())
+
+
+@pytest.mark.faults
+def test_output_survives_cuts() -> None:
+    """The stream to the sandbox breaks again and again: all output comes, once and in order."""
+    lines, cuts = 20_000, 5
+    with kernel() as (manager, client):
+        tunnel = sandboxed(manager).tunnel
+        made = 0
+
+        def cut(printed: list[str]) -> None:
+            nonlocal made
+            if made < cuts and sum(map(len, printed)) > made * 15_000:
+                made += 1
+                background.background_loop().call_soon_threadsafe(tunnel.cut)
+
+        # Flushed now and then, so that it comes as many messages.
+        code = f"for i in range({lines}): print(i, flush=i % 200 == 0)"
+        reply, printed = execute(client, code, cut)
+        assert reply["status"] == "ok"
+        assert printed.split() == [str(n) for n in range(lines)]
+        assert made == cuts
+        # A cut of a link that was just being made does not count as one.
+        assert 1 <= tunnel.reconnects <= cuts
+
+
+def test_a_kernel_that_dies_is_noticed() -> None:
+    """With its signal, in words; the manager can start another one in the same sandbox."""
+    with kernel() as (manager, client):
+        client.execute("import os; os.kill(os.getpid(), 9)")
+        _until(lambda: not manager.is_alive())
+        assert "SIGKILL" in manager.provisioner.death
+        manager.restart_kernel(now=True)
+        client.wait_for_ready(timeout=LIMIT)
+        assert execute(client, "print('anew')")[1] == "anew\n"
+
+
+def test_a_sandbox_that_dies_is_noticed(backend: Backend) -> None:
+    """The kernel of a sandbox that was killed is dead, with the reason, and is not waited for."""
+    with kernel() as (manager, _):
+        handle = sandboxed(manager).handle
+        if backend.row.crash is not None:
+            backend.row.crash(finish(handle.info()))
+        else:
+            finish(handle.kill())
+        _until(lambda: not manager.is_alive())
+        assert handle.name in manager.provisioner.death
+        assert "killed" in manager.provisioner.death
+
+
+def _until(true: Any) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+_START = """
+import json, os, signal, sys
+from jupyter_client import KernelManager
+manager = KernelManager(kernel_name="sandbox")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=100)
+client.execute_interactive(sys.argv[1], timeout=100)
+info = manager.get_connection_info()
+info["key"] = info["key"].decode()
+print(json.dumps([manager.provisioner.sandbox_name, info], default=lambda b: b.decode()))
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_reattach_from_another_process(backend: Backend) -> None:
+    """The process that started the kernel is killed; another one goes on with its variables, and
+    with the same connection file."""
+    if not backend.capabilities.reattach:
+        pytest.skip("this backend cannot reattach")
+    ran = subprocess.run(
+        [sys.executable, "-c", _START, "x = 41"], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    name, connection = json.loads(ran.stdout)
+
+    async def attach() -> SandboxedKernel:
+        found = await SandboxedKernel.attach(backend.client, name, LOG)
+        found.listen(hosting.addresses(connection))
+        return found
+
+    attached = finish(attach())
+    try:
+        client = BlockingKernelClient()
+        client.load_connection_info(connection)
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=LIMIT)
+            assert execute(client, "print(x + 1)")[1] == "42\n"
+        finally:
+            client.stop_channels()
+        assert attached.exit_code is None
+    finally:
+        finish(attached.remove())
+
+
+async def test_who_attaches_takes_over(backend: Backend) -> None:
+    """Two at once do not fight over a kernel: the newer has it, the older is told so."""
+    async with _async_kernel() as (manager, _):
+        first = sandboxed(manager)
+        second = await SandboxedKernel.attach(backend.client, first.handle.name, LOG)
+        try:
+            await asyncio.wait_for(first.wait(), LIMIT)
+            assert "superseded" in first.death
+            assert second.exit_code is None
+            assert (await second.tunnel.control.call("status"))["running"]
+        finally:
+            await second.detach()

@@ -1,0 +1,228 @@
+"""A hostile sandbox: what answers the host's connector is a program of ours.
+
+Each behaviour of ``guest`` speaks the handshake and then breaks some rule. It runs in a real jail,
+in place of the connector, with the guest package to build its frames from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.sandboxes.local.launch import GUEST_ROOT
+
+
+def guest(behaviour: str) -> None:
+    """Runs in the sandbox, with its own imports only; its source is sent as text."""
+    import itertools
+    import json
+    import os
+    import struct
+    import time
+
+    from sandbox_guest.wire.codec import PREAMBLE
+    from sandbox_guest.wire.frames import (
+        ACK, CREDIT, DATA, FIN, HELLO, OPEN, PING, REFUSE, RESET, WELCOME, Frame, FrameDecoder,
+        encode,
+    )  # fmt: skip
+    from sandbox_guest.wire.handshake import Welcome, decode_hello
+
+    decoder = FrameDecoder()
+    numbers = itertools.count(1)
+    received, credit = 0, 2**18
+    lines = b""
+    waiting: "list[dict]" = []
+
+    def send(type_, stream=0, payload=b"", seq=None, ack=None):
+        numbered = type_ >= OPEN
+        number = (next(numbers) if seq is None else seq) if numbered else 0
+        write(encode(Frame(type_, stream, number, received if ack is None else ack, payload)))
+
+    def write(data):
+        while data:
+            data = data[os.write(1, data) :]
+
+    def listen():
+        nonlocal received, lines, credit
+        data = os.read(0, 65536)
+        if not data:
+            raise SystemExit
+        for frame in decoder.feed(data):
+            received = frame.seq or received
+            if frame.type == DATA and frame.stream == 1:
+                *whole, lines = (lines + bytes(frame.payload)).split(b"\n")
+                waiting.extend(map(json.loads, whole))
+            elif frame.type == CREDIT and frame.stream == 1:
+                credit += struct.unpack(">I", frame.payload)[0]
+
+    def say(text):
+        """On the control stream, as far as there is credit for it."""
+        nonlocal credit
+        data = text.encode() if isinstance(text, str) else text
+        for at in range(0, len(data), 60000):
+            piece = data[at : at + 60000]
+            while credit < len(piece):
+                listen()
+            credit -= len(piece)
+            send(DATA, 1, piece)
+
+    def call():
+        """The next control call of the host."""
+        while not waiting:
+            listen()
+        return waiting.pop(0)
+
+    def answer(result, id_=None):
+        request = call()
+        text = json.dumps({"id": request["id"] if id_ is None else id_, "result": result})
+        say(text + "\n")
+        return request
+
+    def launched():
+        """Pretend that a kernel has been started."""
+        answer({"generation": 1, "running": True, "pid": 7, "exit_code": None, "ended_at": None})
+
+    def for_ever(act):
+        while True:
+            act()
+
+    if behaviour == "banner without end":
+        for_ever(lambda: write(b"Welcome to your sandbox! " * 1000))
+    write(PREAMBLE)
+    if behaviour == "garbage for an answer":
+        for_ever(lambda: write(os.urandom(65536)))
+    if behaviour == "silence":
+        time.sleep(600)
+    frames = []
+    while not frames:
+        frames = decoder.feed(os.read(0, 65536))
+    hello = decode_hello(frames[0])
+    welcome = {
+        "a welcome of another version": Welcome(2, hello.session, 0),
+        "a welcome for another session": Welcome(1, "0" * 32, 0),
+        "a welcome that has received too much": Welcome(1, hello.session, 10**30),
+    }.get(behaviour, Welcome(1, hello.session, 0))._asdict()
+    if behaviour == "a welcome with wrong types":
+        welcome["received"] = "all"
+    if behaviour == "a refusal full of control characters":
+        send(REFUSE, payload=json.dumps({"code": "\x1b[2J", "message": "\0" * 999}).encode())
+        time.sleep(600)
+    if behaviour.startswith("refused:"):
+        code = behaviour.partition(":")[2]
+        send(REFUSE, payload=json.dumps({"code": code, "message": "no"}).encode())
+        time.sleep(600)
+    send(WELCOME, payload=json.dumps(welcome).encode(), ack=0)
+    if behaviour == "closes after each welcome":
+        return
+
+    # --- before the kernel is launched
+    if behaviour == "garbage":
+        for_ever(lambda: write(os.urandom(65536)))
+    if behaviour == "an old welcome again and again":
+        for _ in range(100):
+            send(WELCOME, payload=json.dumps(welcome).encode(), ack=0)
+        send(REFUSE, payload=b"{}")
+    if behaviour == "acknowledges what was never sent":
+        send(ACK, ack=10**6)
+    if behaviour == "too much data":
+        for_ever(lambda: send(DATA, 1, b" " * 60000))
+    if behaviour == "data on a stream that never was":
+        send(DATA, 999, b"x")
+    if behaviour == "opens an odd stream":
+        send(OPEN, 3, b"\0control")
+    if behaviour == "too much credit":
+        for_ever(lambda: send(CREDIT, 1, b"\x7f\xff\xff\xff"))
+    if behaviour == "closes the control stream":
+        send(FIN, 1)
+    if behaviour == "resets the control stream":
+        send(RESET, 1, b"\xff\x1b[2J" * 200)
+    if behaviour == "control line without end":
+        for_ever(lambda: say(b"[" * 60000))
+    if behaviour == "deep control line":
+        say("[" * 200000 + "\n")
+    if behaviour == "a number of a million digits":
+        say("9" * 100000 + "\n")
+    for message in ('"event"', '["event"]', "null", "7", '{"id": []}', "{}", "\xff", '{"id": 1}'):
+        if behaviour == "control message " + message:
+            call()
+            say(message + "\n")
+    if behaviour == "an error with wrong types":
+        say(json.dumps({"id": call()["id"], "error": ["kind", 7]}) + "\n")
+    if behaviour == "status is a string":
+        answer("running")
+    if behaviour == "status with wrong types":
+        answer({"generation": "one", "running": [1], "pid": -(10**40), "exit_code": {}})
+    if behaviour == "status with huge numbers":
+        answer({"generation": 10**400, "running": 0, "pid": 2**64, "exit_code": -(10**400)})
+    if behaviour == "answers nothing":
+        time.sleep(600)
+
+    # --- with a kernel, as the host believes
+    launched()
+    exited = {"event": "kernel_exited", "generation": 1, "exit_code": -9}
+    if behaviour == "a thousand ends of one kernel":
+        for _ in range(1000):
+            say(json.dumps(exited) + "\n")
+        for_ever(lambda: answer(12345))
+    if behaviour == "a kernel that ends with wrong types":
+        say(json.dumps({**exited, "generation": [], "exit_code": "9"}) + "\n")
+        say(json.dumps({**exited, "exit_code": 10**400}) + "\n")
+        for_ever(lambda: answer({"not": "text"}))
+    if behaviour == "answers twice":
+        request = call()
+        for _ in range(1000):
+            say(json.dumps({"id": request["id"], "result": {"sent": True}}) + "\n")
+        for_ever(lambda: answer({}, id_=10**9))
+    if behaviour == "events without end":
+        text = b"".join(b'{"event": "%d"}\n' % n for n in range(3000))
+        for_ever(lambda: say(text))
+    if behaviour == "pings without end":
+        for_ever(lambda: send(PING, payload=b"x" * 65536))
+    if behaviour == "opens streams without end":
+        ids = itertools.count(2, 2)
+        for_ever(lambda: send(OPEN, next(ids), b"\0anything", ack=0))
+    if behaviour == "a log without end":
+        say(json.dumps(exited) + "\n")
+        answer("\x1b[2Jline\n" * 150000)
+        time.sleep(600)
+    time.sleep(600)
+
+
+def program(behaviour: str) -> str:
+    """The text of a Python program that behaves so."""
+    return (
+        f"import sys; sys.path.insert(0, {GUEST_ROOT!r})\n"
+        f"{inspect.getsource(guest)}\n"
+        f"guest({behaviour!r})\n"
+    )
+
+
+class HostileClient(LocalClient):
+    """The local jail, with a program of that behaviour where the connector should be."""
+
+    def __init__(self, behaviour: str) -> None:
+        super().__init__()
+        self.behaviour = behaviour
+
+    async def create(self, spec: Any) -> Any:
+        return HostileHandle(await super().create(spec), self)
+
+
+class HostileHandle:
+    def __init__(self, inner: Any, client: HostileClient) -> None:
+        self._inner = inner
+        self._client = client
+        self.connectors = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def open_stream(self, argv: Sequence[str], **options: Any) -> Any:
+        if options.get("duplex"):
+            self.connectors += 1
+            python = argv[0]
+            argv = [python, "-I", "-S", "-c", program(self._client.behaviour)]
+        return await self._inner.open_stream(argv, **options)
+

@@ -1,0 +1,243 @@
+"""The sandbox is hostile: whatever it sends, it can end its own session and nothing more.
+
+No exception leaves the tunnel, memory and logs stay bounded, nothing spins, and a kernel next to
+it in the same process does not notice. What an honest agent does with a hostile host is tested
+with the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from sandbox_kernel.errors import (
+    LinkLost,
+    ProtocolError,
+    SandboxError,
+    SandboxTimeout,
+    SessionRefused,
+)
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.tunnel import links
+from sandbox_kernel.tunnel.background import submit
+from tests.kernels.conftest import KernelStarter, own_folder
+
+from .conftest import assert_idle
+from .hostile import HostileClient
+from .traffic import Traffic
+
+T = TypeVar("T")
+MEMORY = 64 * 2**20
+"""Bytes by which this process may grow; the tunnel's bounds add up to less."""
+
+
+def finish(coroutine: Coroutine[Any, Any, T], timeout: float = 90) -> T:
+    return submit(asyncio.wait_for(coroutine, timeout)).result(timeout + 5)
+
+
+def memory() -> int:
+    """Bytes of real memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+class LogLines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture(scope="module")
+def neighbour() -> Iterator[SandboxedKernel]:
+    """An honest sandbox in the same process."""
+    with pytest.MonkeyPatch.context() as patch, own_folder(patch):
+        kernel = finish(
+            SandboxedKernel.create(LocalClient(), SandboxSpec(), logging.getLogger("neighbour"))
+        )
+        yield kernel
+        finish(kernel.remove())
+
+
+@pytest.fixture
+def log() -> Iterator[LogLines]:
+    """What is logged must not be a flood."""
+    handler = LogLines()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+    assert len(handler.lines) <= 20, handler.lines[:30]
+    assert max(map(len, handler.lines), default=0) < 10_000
+
+
+@pytest.fixture(autouse=True)
+def bounded(neighbour: SandboxedKernel, log: LogLines) -> Iterator[None]:
+    """After each test the process has not grown, does nothing, and the neighbour is well."""
+    before = memory()
+    yield
+    assert memory() - before < MEMORY
+    assert finish(neighbour.tunnel.control.call("info"))["version"] == 1
+    assert neighbour.tunnel.reconnects == 0
+    assert_idle(0.5)
+
+
+async def hostile(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKernel:
+    spec = SandboxSpec(start_timeout=start_timeout)
+    return await SandboxedKernel.create(
+        HostileClient(behaviour), spec, logging.getLogger("hostile")
+    )
+
+
+async def launch(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKernel:
+    kernel = await hostile(behaviour, start_timeout=start_timeout)
+    try:
+        await kernel.launch(["python"], env={}, cwd="/", connection={})
+    except BaseException:
+        await kernel.remove()
+        raise
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        ("banner without end", LinkLost),
+        ("garbage for an answer", LinkLost),
+        ("silence", LinkLost),
+        ("a welcome of another version", ProtocolError),
+        ("a welcome for another session", ProtocolError),
+        ("a welcome that has received too much", ProtocolError),
+        ("a welcome with wrong types", ProtocolError),
+        ("a refusal full of control characters", ProtocolError),
+        ("refused:version", SessionRefused),
+        ("refused:token", SessionRefused),
+        ("refused:superseded", SessionRefused),
+    ],
+)
+def test_a_bad_handshake_is_one_error(
+    behaviour: str, error: type[SandboxError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox is not used, and is removed."""
+    monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT", 5.0 if behaviour != "silence" else 0.3)
+    with pytest.raises(error, match="sandbox-") as caught:
+        finish(hostile(behaviour))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        "an old welcome again and again",
+        "acknowledges what was never sent",
+        "too much data",
+        "data on a stream that never was",
+        "opens an odd stream",
+        "too much credit",
+        "closes the control stream",
+        "resets the control stream",
+        "control line without end",
+        "deep control line",
+        "a number of a million digits",
+        *(
+            f"control message {text}"
+            for text in ('"event"', '["event"]', "null", "7", '{"id": []}', "{}", '{"id": 1}')
+        ),
+        "an error with wrong types",
+        "status is a string",
+    ],
+)
+def test_what_breaks_the_protocol_ends_the_session(behaviour: str) -> None:
+    """A call under way ends with that error at once, not with a timeout."""
+    with pytest.raises(ProtocolError, match="sandbox-") as caught:
+        finish(launch(behaviour))
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("behaviour", ["garbage", "closes after each welcome", "answers nothing"])
+def test_what_breaks_links_is_tried_again_with_pauses(behaviour: str) -> None:
+    """Links that bring nothing are made ever more rarely, and the call ends in a timeout."""
+
+    async def attempt() -> int:
+        kernel = await hostile(behaviour, start_timeout=4.0)
+        try:
+            with pytest.raises(SandboxTimeout):
+                await kernel.launch(["python"], env={}, cwd="/", connection={})
+            return int(kernel.handle.connectors)  # type: ignore[attr-defined]
+        finally:
+            await kernel.remove()
+
+    assert finish(attempt()) <= 9
+
+
+@pytest.mark.parametrize("behaviour", ["status with wrong types", "status with huge numbers"])
+def test_a_status_of_nonsense_is_made_harmless(behaviour: str) -> None:
+    """What is no sensible number counts as 0."""
+
+    async def attempt() -> tuple[Any, Any]:
+        kernel = await launch(behaviour)
+        try:
+            return kernel.pid, kernel.exit_code
+        finally:
+            await kernel.remove()
+
+    pid, exit_code = finish(attempt())
+    assert pid == 0
+    assert exit_code in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code"),
+    [
+        ("a thousand ends of one kernel", -9),
+        ("a kernel that ends with wrong types", 0),
+        ("a log without end", -9),
+        ("opens streams without end", -9),
+    ],
+)
+def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLines) -> None:
+    """Once to the owner, and once, in bounded words, to the log."""
+
+    async def attempt() -> tuple[int, int]:
+        kernel = await hostile(behaviour)
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            told += 1
+
+        kernel.on_exit = tell
+        try:
+            await kernel.launch(["python"], env={}, cwd="/", connection={})
+            found = await kernel.wait()
+            await asyncio.sleep(0.3)
+            return found, told
+        finally:
+            await kernel.remove()
+
+    assert finish(attempt()) == (code, 1)
+    assert len([line for line in log.lines if "The kernel in sandbox" in line]) == 1
+
+
+@pytest.mark.parametrize("behaviour", ["events without end", "pings without end", "answers twice"])
+def test_a_flood_does_not_reach_the_neighbours(
+    behaviour: str, start_kernel: KernelStarter
+) -> None:
+    """Another kernel of the process goes on, and the flooding one can be removed."""
+    kernel = finish(launch(behaviour))
+    live = start_kernel()
+    traffic = Traffic(live, seed=1)
+    traffic.round()
+    if behaviour == "answers twice":
+        finish(kernel.send_signal(2))
+    assert kernel.exit_code is None
+    finish(kernel.remove())

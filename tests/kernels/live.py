@@ -1,0 +1,248 @@
+"""Driving real kernels in tests: run cells, wait for things, see what is left over."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from jupyter_client import BlockingKernelClient, KernelManager
+
+from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.tunnel.background import background_loop
+
+PATIENCE = 90.0
+"""Seconds that anything may take on a busy machine. Nothing waits so long when all is well."""
+
+
+@dataclass
+class Ran:
+    """What a cell gave: its reply's content and the iopub messages, in order."""
+
+    reply: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+    def contents(self, kind: str) -> list[dict[str, Any]]:
+        return [m["content"] for m in self.messages if m["msg_type"] == kind]
+
+    def text(self, name: str = "stdout") -> str:
+        return "".join(c["text"] for c in self.contents("stream") if c["name"] == name)
+
+    @property
+    def value(self) -> Any:
+        """The plain text of the cell's result."""
+        return self.contents("execute_result")[-1]["data"]["text/plain"]
+
+
+def run_cell(
+    client: BlockingKernelClient,
+    code: str,
+    *,
+    answers: Sequence[str] = (),
+    timeout: float = PATIENCE,
+) -> Ran:
+    """Execute a cell to its end, with an answer to each of its input requests."""
+    messages: list[dict[str, Any]] = []
+    left = iter(answers)
+    reply = client.execute_interactive(
+        code,
+        allow_stdin=bool(answers),
+        timeout=timeout,
+        output_hook=messages.append,
+        stdin_hook=lambda request: client.input(next(left)),
+    )
+    return Ran(reply["content"], messages)
+
+
+@dataclass
+class Live:
+    """A started kernel with a client."""
+
+    manager: KernelManager
+    client: BlockingKernelClient
+
+    @property
+    def provisioner(self) -> SandboxProvisioner:
+        found = self.manager.provisioner
+        assert isinstance(found, SandboxProvisioner)
+        return found
+
+    @property
+    def kernel(self) -> SandboxedKernel:
+        found = self.provisioner._kernel
+        assert found is not None
+        return found
+
+    @property
+    def sandbox(self) -> str:
+        assert self.provisioner.sandbox_name is not None
+        return self.provisioner.sandbox_name
+
+    def run(self, code: str, **options: Any) -> Ran:
+        return run_cell(self.client, code, **options)
+
+    def ok(self, code: str, **options: Any) -> Ran:
+        """Run a cell that must not fail."""
+        ran = self.run(code, **options)
+        assert ran.reply["status"] == "ok", ran.reply.get("traceback", ran.reply)
+        return ran
+
+    def begin(self, code: str) -> str:
+        """Send a cell, and come back as soon as it has printed a line; its message id."""
+        message_id = self.client.execute(code)
+        until_message(self.client, message_id, "stream")
+        return message_id
+
+    def reconnect(self) -> None:
+        """A client for new ports."""
+        self.client.stop_channels()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
+
+    def cut(self) -> None:
+        """Break the stream to the sandbox, as a network would."""
+        background_loop().call_soon_threadsafe(self.kernel.tunnel.cut)
+
+
+def raw_messages(client: BlockingKernelClient, message_id: str) -> Iterator[dict[str, Any]]:
+    """The iopub messages that answer a request, until the kernel is idle. Unlike the client's own
+    methods it keeps up with a kernel that sends thousands in a second."""
+    channel = zmq.Socket.shadow(client.iopub_channel.socket)
+    while channel.poll(PATIENCE * 1000):
+        _, parts = client.session.feed_identities(channel.recv_multipart())
+        message = client.session.deserialize(parts)
+        if message["parent_header"].get("msg_id") != message_id:
+            continue
+        if message["content"].get("execution_state") == "idle":
+            return
+        yield message
+    raise TimeoutError(f"no message for {PATIENCE:g} s")
+
+
+def until_message(
+    client: BlockingKernelClient, message_id: str, kind: str, **content: Any
+) -> dict[str, Any]:
+    """The next iopub message of that kind that answers that request, with that content."""
+    while True:
+        message = client.get_iopub_msg(timeout=PATIENCE)
+        if (
+            message["msg_type"] == kind
+            and message["parent_header"].get("msg_id") == message_id
+            and content.items() <= message["content"].items()
+        ):
+            return message
+
+
+def until_reply(client: BlockingKernelClient, message_id: str) -> dict[str, Any]:
+    """The content of the shell reply to a request."""
+    while True:
+        message = client.get_shell_msg(timeout=PATIENCE)
+        if message["parent_header"].get("msg_id") == message_id:
+            return dict(message["content"])
+
+
+def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Poll for something that no event tells of (a process, a file). AssertionError if never."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {patience:g} s: {what}"
+        time.sleep(0.02)
+
+
+# --- what a kernel may leave behind
+
+
+def jail_processes(folder: Path) -> list[str]:
+    """Processes on this machine that are part of a jail whose folders are in ``folder``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            ours = "bwrap" in command and str(folder) in command
+            ours = ours or f"{folder}/" in (process / "mountinfo").read_text()
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to read
+        if ours:
+            found.append(f"{process.name}: {command[:200]}")
+    return found
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def folders_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.iterdir()) if folder.exists() else []
+
+
+def descriptors() -> dict[int, str]:
+    """What this process has open. Locks and wake-ups of the interpreter's own are not counted."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the listing's own
+    return found
+
+
+def threads() -> list[str]:
+    """Threads, but for the background loop's."""
+    return sorted(t.name for t in threading.enumerate() if not t.name.startswith("sandbox-kernel"))
+
+
+class Leftovers:
+    """Compares this process and a test's folder before and after."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors = descriptors()
+        self._threads = threads()
+
+    def found(self) -> dict[str, Any]:
+        """What there is that should not be; empty if all is clean."""
+        gc.collect()
+        extra = {fd: to for fd, to in descriptors().items() if self._descriptors.get(fd) != to}
+        counted = len(descriptors()) - len(self._descriptors)
+        every = {
+            "processes": jail_processes(self._folder),
+            "records": files_in(self._folder / "data" / "records"),
+            "sandboxes": folders_in(self._folder / "data" / "sandboxes"),
+            "runtime files": folders_in(self._folder / "run"),
+            "threads": list(_without(threads(), self._threads)),
+            "descriptors": extra if counted > 0 else {},
+        }
+        return {kind: what for kind, what in every.items() if what}
+
+    def check(self) -> None:
+        """Fail if anything is left a while after all has been shut down."""
+        deadline = time.monotonic() + 15
+        while (left := self.found()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"left behind: {left}"
+
+
+def _without(names: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    rest = list(known)
+    for name in names:
+        if name in rest:
+            rest.remove(name)
+        else:
+            yield name
+
+
+def plain(text: str) -> str:
+    """Without terminal colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

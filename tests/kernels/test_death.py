@@ -1,0 +1,140 @@
+"""A kernel that dies is seen to be dead, and the log says why."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+
+from sandbox_kernel.errors import KernelLaunchFailed
+from sandbox_kernel.tunnel.background import submit
+
+from .conftest import StartKernel
+from .live import PATIENCE, Live, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+def end(live: Live) -> str:
+    """Wait until the manager sees that the kernel has ended; the reason that is given."""
+    wait_until(lambda: not live.manager.is_alive(), "the manager sees the kernel's end")
+    return live.provisioner.death
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os._exit(0)", "exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9 (SIGKILL)"),
+        ("import os; os.abort()", "killed by signal 6 (SIGABRT)"),
+        ("import ctypes; ctypes.string_at(0)", "killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_the_cause_of_death(
+    live: Live, caplog: pytest.LogCaptureFixture, code: str, cause: str
+) -> None:
+    """Exit codes and signals come through from inside the sandbox."""
+    live.client.execute(code)
+    assert end(live) == cause
+    (error,) = errors(caplog)
+    assert error.startswith(f"The kernel in sandbox {live.sandbox} died: {cause}.")
+
+
+def test_what_the_kernel_printed_last_is_in_the_log(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last words of the process help to find the cause."""
+    live.client.execute("import os; os.write(2, b'last words\\n'); os._exit(5)")
+    assert end(live) == "exit code 5"
+    (error,) = errors(caplog)
+    assert error.startswith(
+        f"The kernel in sandbox {live.sandbox} died: exit code 5. It printed last:\n"
+    )
+
+
+def test_out_of_memory(start_kernel: StartKernel, caplog: pytest.LogCaptureFixture) -> None:
+    """A kernel that takes more memory than its sandbox has is killed, and that is what is said."""
+    live = start_kernel(memory_mib=256)
+    live.client.execute("hoard = []\nwhile True: hoard.append(bytearray(2**20))")
+    assert re.match(r"out of memory: '\w+' used \d+ MiB of 256 MiB", end(live))
+    (error,) = errors(caplog)
+    assert error.startswith(f"The kernel in sandbox {live.sandbox} died: {live.provisioner.death}.")
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok("1 + 1").value == "2"
+
+
+def test_sandbox_killed_from_outside(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """A sandbox that ends takes its kernel with it."""
+    submit(live.kernel.handle.kill()).result(PATIENCE)
+    cause = end(live)
+    assert cause.startswith(f"Sandbox '{live.sandbox}' has ended: it was killed.")
+    assert errors(caplog) == [f"The kernel in sandbox {live.sandbox} is lost: {cause}"]
+
+
+def test_orderly_shutdown_is_no_death(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """A kernel that is asked to go is no news."""
+    live.manager.shutdown_kernel()
+    assert errors(caplog) == []
+
+
+def test_dead_kernel_is_restarted_in_its_sandbox(live: Live) -> None:
+    """The sandbox outlives its kernel, with the files."""
+    live.ok("open('kept.txt', 'w').write('kept')")
+    live.client.execute("import os; os._exit(1)")
+    end(live)
+    sandbox = live.sandbox
+    live.manager.restart_kernel()
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.sandbox == sandbox
+    assert live.ok("open('kept.txt').read()").value == "'kept'"
+
+
+def spec_with(argv: list[str]) -> KernelSpec:
+    provisioner = {"provisioner_name": "sandbox", "config": {}}
+    return KernelSpec(
+        argv=argv,
+        display_name="broken",
+        language="python",
+        metadata={"kernel_provisioner": provisioner},
+    )
+
+
+def test_command_that_does_not_exist(start_kernel: StartKernel) -> None:
+    """The error names the sandbox and the command; nothing is left."""
+    spec = spec_with(["/nowhere/python-of-dreams", "-f", "{connection_file}"])
+    with pytest.raises(KernelLaunchFailed, match=r"In sandbox 'kernel-.*/nowhere/python-of-dreams"):
+        start_kernel.launch(manager={"_kernel_spec": spec})
+
+
+def test_kernel_that_ends_at_once(
+    start_kernel: StartKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command that is no kernel: what it printed is in the log."""
+    spec = spec_with([sys.executable, "-c", "print('not a kernel'); raise SystemExit(7)"])
+    live = start_kernel.launch(manager={"_kernel_spec": spec})
+    assert end(live) == "exit code 7"
+    (error,) = errors(caplog)
+    assert error == (
+        f"The kernel in sandbox {live.sandbox} died: exit code 7. It printed last:\nnot a kernel"
+    )
+
+
+def test_wait_for_ready_ends_when_the_kernel_dies(start_kernel: StartKernel) -> None:
+    """A client that waits for a kernel that never comes is told soon."""
+    spec = spec_with([sys.executable, "-c", "raise SystemExit(7)"])
+    live = start_kernel.launch(manager={"_kernel_spec": spec})
+    with contextlib.suppress(TimeoutError), pytest.raises(RuntimeError, match="died"):
+        live.client.wait_for_ready(timeout=PATIENCE)

@@ -1,0 +1,285 @@
+"""Every limit is really hit, with cgroups and without."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.sandboxes.local import LocalClient, limits
+from sandbox_kernel.sandboxes.local.limits import MIB, Cgroup, Limits
+from sandbox_kernel.spec import SandboxSpec
+
+from .sandboxes import asynchronous, cgroups, client_that_leaves_nothing, eventually, sandbox
+
+
+@pytest.fixture(params=["cgroup", "watch"])
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By what the limits are held."""
+    if request.param == "watch":
+        monkeypatch.setenv(limits.NO_CGROUP, "1")
+        return "watch"
+    made = Cgroup.create("trial", Limits.of(SandboxSpec()))
+    if made is None or not {"memory", "pids"} <= made.folders.keys():
+        pytest.skip("this process may not make cgroups")
+    made.remove()
+    return "cgroup"
+
+
+@pytest.fixture
+def client(own_dirs: Path) -> Iterator[LocalClient]:
+    with client_that_leaves_nothing(own_dirs) as client:
+        yield client
+
+
+HOG = """
+import sys, time
+held = []
+while True:
+    held.append(b"x" * (4 << 20))
+    time.sleep(0.005)
+"""
+
+
+@asynchronous
+async def test_memory(client: LocalClient, means: str) -> None:
+    """A process that takes too much is killed, and only it; the sandbox says so."""
+    async with sandbox(client, memory_mib=128) as handle:
+        await handle.spawn(["sleep", "1000"])
+        result = await handle.exec("python3", ["-c", HOG], timeout=50)
+        assert result.exit_code == -9 or "MemoryError" in result.stderr
+        info = await handle.info()
+        assert info.oom_kills == 1
+        assert info.last_kill.startswith("out of memory: 'python3' used 1")
+        assert info.last_kill.endswith("of 128 MiB")
+        assert ("cgroup" in info.limits["memory_mib"]) == (means == "cgroup")
+        assert info.detail["processes"] == 1
+        await handle.stop()
+        assert (await handle.info()).oom_kills == 1
+
+
+@asynchronous
+async def test_memory_of_many_processes_together(client: LocalClient, means: str) -> None:
+    """The limit is the whole sandbox's: many small processes are held to it, too."""
+    async with sandbox(client, memory_mib=200) as handle:
+        code = (
+            "import os, time\nfor _ in range(9): os.fork()\nx = b'x' * (60 << 20); time.sleep(60)"
+        )
+        code = code.replace("range(9)", "range(3)")
+        await handle.spawn(["python3", "-c", code])
+        await eventually(lambda: killed(handle))
+        assert (await handle.exec("true")).ok
+
+
+async def killed(handle: object) -> int:
+    return (await handle.info()).oom_kills  # type: ignore[attr-defined, no-any-return]
+
+
+@asynchronous
+async def test_files_in_memory_count(client: LocalClient, means: str) -> None:
+    """What is written to /tmp and /dev/shm is memory, and bounded."""
+    async with sandbox(client, memory_mib=64) as handle:
+        result = await handle.shell("head -c 100000000 /dev/zero > /tmp/x; wc -c < /tmp/x")
+        assert int(result.stdout or 0) <= 32 * MIB
+        assert (await handle.exec("true")).ok
+
+
+BOMB = """
+import os, sys, time
+made = 0
+try:
+    for _ in range(400):
+        if os.fork() == 0:
+            time.sleep(100); os._exit(0)
+        made += 1
+    time.sleep(5)
+except OSError:
+    print("refused after", made, flush=True)
+os.killpg(0, 9)
+"""
+
+
+@asynchronous
+async def test_processes(client: LocalClient, means: str) -> None:
+    """There are never many more processes than allowed, and the sandbox survives a fork bomb."""
+    async with sandbox(client, processes=40) as handle:
+        await handle.spawn(["sleep", "1000"])
+        stream = await handle.open_stream(["python3", "-c", BOMB])
+        if means == "cgroup":
+            assert int((await stream.read()).split()[-1]) < 40
+        else:
+            await eventually(lambda: too_many(handle))
+        await stream.close()
+        assert await eventually(lambda: only_one_left(handle))
+        assert (await handle.exec("true")).ok
+
+
+async def too_many(handle: object) -> bool:
+    info = await handle.info()  # type: ignore[attr-defined]
+    refused = "rlimit" in info.limits["processes"]
+    return refused or info.last_kill.startswith("too many processes")
+
+
+async def only_one_left(handle: object) -> bool:
+    return (await handle.info()).detail["processes"] == 1  # type: ignore[attr-defined, no-any-return]
+
+
+@asynchronous
+async def test_endless_fork_bomb(client: LocalClient, means: str) -> None:
+    """Even one that forks without end does not get out of hand: it can be removed."""
+    async with sandbox(client, processes=100, memory_mib=512) as handle:
+        await handle.spawn(["sh", "-c", "b() { b & b & }; b"])
+        await handle.info()
+
+
+@asynchronous
+async def test_open_files(client: LocalClient) -> None:
+    """A process gets no more descriptors than allowed."""
+    async with sandbox(client, open_files=64) as handle:
+        code = (
+            "import os\ntry:\n  while True: last = os.dup(0)\nexcept OSError as e: print(last, e)"
+        )
+        result = await handle.exec("python3", ["-c", code])
+        assert result.stdout.startswith("63 [Errno 24]")
+        assert (await handle.info()).limits["open_files"] == "64 a process (rlimit)"
+
+
+FILLER = """
+import os, time
+for number in range(1000):
+    with open(f"/workspace/{number}", "wb") as file:
+        file.write(bytes(1 << 20)); file.flush(); os.fsync(file.fileno())
+    time.sleep(0.02)
+"""
+
+
+@asynchronous
+async def test_disk(client: LocalClient) -> None:
+    """Whoever fills the workspace is killed; the others, and the files, stay."""
+    async with sandbox(client, disk_mib=20) as handle:
+        await handle.spawn(["sleep", "1000"])
+        result = await handle.exec("python3", ["-c", FILLER], timeout=50)
+        assert result.exit_code == -9
+        info = await handle.info()
+        assert info.last_kill.startswith("disk full: workspace and home hold ")
+        assert info.last_kill.endswith("of 20 MiB; 'python3' was writing")
+        assert info.detail["processes"] == 1
+        assert info.oom_kills == 0
+        held = sum(f.stat().st_size for f in Path(info.detail["workspace"]).iterdir())
+        assert 15 * MIB < held < 200 * MIB
+        assert (await handle.shell("rm /workspace/*; echo ok > new; cat new")).stdout == "ok\n"
+
+
+@asynchronous
+async def test_disk_hidden_from_the_walk(client: LocalClient) -> None:
+    """A folder that cannot be looked into is judged by the drop in free space."""
+    async with sandbox(client, disk_mib=20) as handle:
+        code = FILLER.replace("/workspace/{number}", "{number}")
+        code = f"import os; os.mkdir('d'); os.chdir('d'); os.chmod('.', 0o300)\n{code}"
+        result = await handle.exec("python3", ["-c", code], timeout=50)
+        assert result.exit_code == -9
+
+
+@asynchronous
+async def test_size_of_one_file(client: LocalClient) -> None:
+    """No file gets bigger than the disk limit, at no moment."""
+    async with sandbox(client, disk_mib=10) as handle:
+        code = "f = open('big', 'wb', 0)\nwhile True: f.write(bytes(1 << 20))"
+        result = await handle.exec("python3", ["-c", code], timeout=50)
+        assert result.exit_code == -9 or "File too large" in result.stderr
+        size = (await handle.shell("stat -c %s big")).stdout
+        assert int(size) <= 10 * MIB
+
+
+@asynchronous
+async def test_cpus(client: LocalClient, means: str) -> None:
+    """The limit on CPUs is in force, by quota or by affinity, and the words tell which."""
+    async with sandbox(client, cpus=1) as handle:
+        words = (await handle.info()).limits["cpus"]
+        if "cgroup" in words:
+            assert words.startswith("1 (cgroup")
+            record = client._records.load("local", handle.name)
+            made = Cgroup.from_json(record.data["cgroup"])
+            assert made is not None
+            folder = Path(made.folders["cpu"])
+            quota = folder / ("cpu.max" if made.version == 2 else "cpu.cfs_quota_us")
+            assert quota.read_text().split()[0] == "100000"
+        else:
+            assert "affinity" in words
+            code = "import os; print(len(os.sched_getaffinity(0)))"
+            assert (await handle.exec("python3", ["-c", code])).stdout == "1\n"
+
+
+@asynchronous
+async def test_part_of_a_cpu(client: LocalClient, means: str) -> None:
+    """Half a CPU is enforced by a cgroup, or refused: affinity knows whole ones only."""
+    if means == "watch":
+        with pytest.raises(SpecRefused, match=r"cpus=0\.5 needs a cgroup"):
+            await client.create(SandboxSpec(cpus=0.5))
+        assert await client.list() == []
+        return
+    async with sandbox(client, cpus=0.5) as handle:
+        assert (await handle.info()).limits["cpus"].startswith("0.5 (cgroup")
+
+
+@asynchronous
+async def test_no_core_dumps(client: LocalClient) -> None:
+    """A crash leaves no image of its memory."""
+    async with sandbox(client) as handle:
+        assert (await handle.shell("ulimit -c")).stdout == "0\n"
+
+
+@asynchronous
+async def test_defaults_are_said(client: LocalClient, means: str) -> None:
+    """Each limit is in the sandbox's info, also if the spec leaves it open."""
+    async with sandbox(client) as handle:
+        found = (await handle.info()).limits
+        assert set(found) == {"memory_mib", "cpus", "processes", "open_files", "disk_mib"}
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert int(found["memory_mib"].split()[0]) == pytest.approx(host * 0.75 / MIB, rel=0.01)
+        assert ("watch" in found["memory_mib"]) == (means == "watch")
+
+
+def test_guest_is_told_what_no_cgroup_holds() -> None:
+    """The part of the limits that is left to jailinit."""
+    asked = Limits.of(SandboxSpec(memory_mib=100, processes=10, cpus=1, disk_mib=64))
+    alone = asked.for_guest(None, ["/workspace"])
+    assert alone["rlimits"]["RLIMIT_DATA"] == 125 * MIB
+    assert alone["watch"]["memory"] == 100 * MIB
+    assert len(alone["affinity"]) == 1
+    held = asked.for_guest(Cgroup(2, dict.fromkeys(("memory", "pids", "cpu"), "/x")), [])
+    assert held["rlimits"].keys() == {"RLIMIT_CORE", "RLIMIT_NOFILE", "RLIMIT_FSIZE"}
+    assert held["watch"]["memory"] is None
+    assert held["watch"]["processes"] is None
+    assert held["affinity"] is None
+
+
+def test_open_files_never_above_the_hosts_own_limit() -> None:
+    """The default gives way to the host's hard limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert hard == resource.RLIM_INFINITY or Limits.of(SandboxSpec()).open_files <= hard
+
+
+def test_leftover_cgroups_are_swept(means: str) -> None:
+    """Cgroups whose sandbox is unknown are deleted, unless they are young or in use."""
+    if means == "watch":
+        assert Cgroup.create("0123456789ab", Limits.of(SandboxSpec())) is None
+        return
+    made = Cgroup.create("0123456789ab", Limits.of(SandboxSpec()))
+    assert made is not None
+    limits.sweep_cgroups(set())
+    assert [path for path in cgroups() if "0123456789ab" in path]
+    for folder in made.folders.values():
+        os.utime(folder, (time.time() - 1000, time.time() - 1000))
+    limits.sweep_cgroups({"0123456789ab"})
+    assert [path for path in cgroups() if "0123456789ab" in path]
+    limits.sweep_cgroups(set())
+    assert not [path for path in cgroups() if "0123456789ab" in path]
+    assert made.remove()
+    assert made.oom_kills() == 0
+    assert not made.add(os.getpid())

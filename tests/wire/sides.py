@@ -1,0 +1,52 @@
+"""One side of a connection without any I/O, for the tests of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandbox_kernel.guest.wire.codec import RAW, make_codec
+from sandbox_kernel.guest.wire.frames import Buffer, Frame, FrameDecoder
+from sandbox_kernel.guest.wire.mux import DEFAULT_WINDOW, Data, Event, Mux
+from sandbox_kernel.guest.wire.session import Session
+
+PLENTY = 2**30
+
+
+class Side:
+    """Session and multiplexer, driven as ``Peer`` drives them; no clock: it is always 0."""
+
+    def __init__(self, *, host: bool, window: int = DEFAULT_WINDOW) -> None:
+        self.session = Session()
+        self.mux = Mux(self.session, host=host, window=window)
+        self.attach(0)
+
+    def attach(self, peer_received: int, codec: str = RAW, *, checked: bool = True) -> None:
+        self.session.attach(peer_received, 0.0, checked=checked)
+        self.decoder = FrameDecoder()
+        self.incoming, self.outgoing = make_codec(codec), make_codec(codec)
+
+    def out(self, budget: int = PLENTY) -> bytes:
+        """The bytes that this side puts on the link now."""
+        self.mux.pump(budget)
+        return b"".join(self.outgoing.encode(self.session.take()))
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Bytes from the link; the events that they make."""
+        return self.take_frames(self.decoder.feed(self.incoming.decode(data)))
+
+    def take_frames(self, frames: Sequence[Frame]) -> list[Event]:
+        new = [frame for frame in frames if self.session.receive(frame, 0.0)]
+        return [event for event in map(self.mux.receive, new) if event is not None]
+
+
+def pair(window: int = DEFAULT_WINDOW) -> tuple[Side, Side]:
+    """A host and a guest whose link is up."""
+    return Side(host=True, window=window), Side(host=False, window=window)
+
+
+def data_of(events: Sequence[Event]) -> bytes:
+    return b"".join(bytes(event.payload) for event in events if isinstance(event, Data))
+
+
+def frames_of(data: Buffer) -> list[Frame]:
+    return [f._replace(payload=bytes(f.payload)) for f in FrameDecoder().feed(data)]
