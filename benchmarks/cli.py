@@ -71,7 +71,7 @@ def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Pat
         with workers(columns, Sizes(), folder, problems.append) as running:
             for count in options.counts:
                 for worker in running:
-                    _progress(f"{worker.column.name}: {count} kernels")
+                    _progress(f"{worker.column.name}, kernels: {count}")
                     point = _scale_point(worker, count, options.trips, problems)
                     if point is not None:
                         curves[worker.column.name].append(point)

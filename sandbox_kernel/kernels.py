@@ -26,6 +26,7 @@ from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.text import printable
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 from sandbox_kernel.tunnel.links import links_closed
 from sandbox_kernel.tunnel.program import guest_program
@@ -58,6 +59,11 @@ class SandboxedKernel:
         self._oom_kills = 0
         self._endpoint_folder: str | None = None
         self._explaining: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def taken_over(self) -> bool:
+        """The sandbox, its kernel and its endpoints belong to another process now."""
+        return isinstance(self.tunnel.failure, SessionRefused)
 
     # --- making and ending
 
@@ -138,8 +144,11 @@ class SandboxedKernel:
         await links_closed()
 
     async def remove(self) -> None:
-        """End the sandbox and delete it with all that it holds. Idempotent."""
+        """End the sandbox and delete it with all that it holds, unless another process has taken
+        it over meanwhile. Idempotent."""
         self._expected = True
+        if self.taken_over:
+            return await self.detach()
         await self.tunnel.close()
         await self.client.remove(self.handle.name)
         await links_closed()
@@ -258,7 +267,7 @@ class SandboxedKernel:
                 output = f"(its output could not be read: {error})"
             if self.exit_code is not None or generation != self._generation:
                 return  # meanwhile the sandbox was lost, too, or the kernel started anew
-            tail = "\n".join(str(output)[-_LOG_SIZE:].strip().splitlines()[-_LOG_LINES:])
+            tail = "\n".join(printable(str(output)[-_LOG_SIZE:]).strip().split("\n")[-_LOG_LINES:])
             self.log.error(
                 "The kernel in sandbox %s died: %s.%s",
                 self.handle.name,

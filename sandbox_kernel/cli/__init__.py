@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if interrupted.at_once:
             # The user has asked twice: no clean-up at exit either.
             os._exit(interrupted.exit_code)
+        # All is cleaned up. Another Ctrl-C has nothing left to end but would make a mess of it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return interrupted.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import FrameType
 from typing import Any, TypeVar
 
-from sandbox_kernel.tunnel.background import background_loop, submit
+from sandbox_kernel.tunnel.background import submit
 
 T = TypeVar("T")
 
@@ -43,66 +43,70 @@ def run(
     ``on_signal`` is called on the loop for the signals above and those in ``also``; if it gives
     False, the coroutine is cancelled, and Interrupted is raised when it has cleaned up.
     """
-    loop = background_loop()
-    supervisor = _Supervisor(on_signal)
-
-    def handler(signum: int, _frame: FrameType | None) -> None:
-        if supervisor.caught:
-            raise Interrupted(signum, at_once=True)
-        loop.call_soon_threadsafe(supervisor.signal, signum)
-
-    with _handling((*_ENDING, *also), handler):
+    wanted = (*_ENDING, *also)
+    with _signals(wanted) as arrivals:
+        # Other parts of the process may have handlers, too, whose signals arrive as well.
+        supervisor = _Supervisor(arrivals, lambda n: n not in wanted or on_signal(n))
         return submit(supervisor.supervise(coroutine)).result()
 
 
 class _Supervisor:
-    """Lives on the background loop, but for ``caught``, which the main thread reads."""
+    """Lives on the background loop: one coroutine, and the signals that arrive meanwhile."""
 
-    def __init__(self, on_signal: Callable[[int], bool]) -> None:
-        self.caught: signal.Signals | None = None
+    def __init__(self, arrivals: socket.socket, on_signal: Callable[[int], bool]) -> None:
+        self._arrivals = arrivals
         self._on_signal = on_signal
-        self._task: asyncio.Task[Any] | None = None
-        self._overdue = asyncio.Event()
+        self._caught: signal.Signals | None = None
+        self._give_up = asyncio.Event()
 
     async def supervise(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        self._task = task = asyncio.get_running_loop().create_task(coroutine)
-        if self.caught:
-            task.cancel()
-        overdue = asyncio.ensure_future(self._overdue.wait())
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(coroutine)
+        giving_up = asyncio.ensure_future(self._give_up.wait())
+        loop.add_reader(self._arrivals, self._arrived, task)
         try:
-            await asyncio.wait({task, overdue}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, giving_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            overdue.cancel()
-        if self.caught and not task.done():
-            raise Interrupted(self.caught, at_once=True)
-        if self.caught and task.cancelled():
-            raise Interrupted(self.caught)
+            loop.remove_reader(self._arrivals)
+            giving_up.cancel()
+        if self._caught and not task.done():
+            raise Interrupted(self._caught, at_once=True)
+        if self._caught and task.cancelled():
+            raise Interrupted(self._caught)
         return task.result()
 
-    def signal(self, signum: int) -> None:
-        if self.caught or (self._task and self._on_signal(signum)):
-            return
-        self.caught = signal.Signals(signum)
-        asyncio.get_running_loop().call_later(CLEAN_UP, self._overdue.set)
-        if self._task:
-            self._task.cancel()
+    def _arrived(self, task: asyncio.Task[Any]) -> None:
+        for signum in self._arrivals.recv(4096):
+            if self._caught:
+                if signum in _ENDING:
+                    self._give_up.set()
+            elif not self._on_signal(signum):
+                self._caught = signal.Signals(signum)
+                asyncio.get_running_loop().call_later(CLEAN_UP, self._give_up.set)
+                task.cancel()
 
 
 @contextlib.contextmanager
-def _handling(
-    signals: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for signum in signals:
-            # What `nohup` or a shell's `&` has set to be ignored stays ignored.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                before[signum] = signal.signal(signum, handler)
-    try:
-        yield
-    finally:
-        for signum, old in before.items():
-            signal.signal(signum, old)
+def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
+    """Let these signals arrive as bytes of a socket. A handler in Python would run only when the
+    main thread wakes up, which a signal that another thread receives does not bring about."""
+    arrivals, inlet = socket.socketpair()
+    with arrivals, inlet:
+        if threading.current_thread() is not threading.main_thread():
+            yield arrivals  # signals are not this thread's business
+            return
+        arrivals.setblocking(False)
+        inlet.setblocking(False)
+        wakeup = signal.set_wakeup_fd(inlet.fileno(), warn_on_full_buffer=False)
+        # What `nohup` or a shell's `&` has set to be ignored stays ignored.
+        taken = [signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, lambda *_: None) for signum in taken}
+        try:
+            yield arrivals
+        finally:
+            for signum, old in before.items():
+                signal.signal(signum, old)
+            signal.set_wakeup_fd(wakeup)
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -1,21 +1,12 @@
-"""Text for people: tables, ages, and what may have come from a sandbox made safe to print."""
+"""Text for people and for programs: tables, ages, JSON."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped, so that it cannot drive the user's terminal.
-    Lines and tabs stay."""
-    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
+from sandbox_kernel.text import printable
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -5,8 +5,11 @@ loop        a small event loop with the part of asyncio's interface that is need
 fdlink      a link over file descriptors (both sides)
 peer        session + multiplexer + link: one side of a running connection (both sides)
 pump        a stream of the multiplexer <-> a local socket (both sides)
+control     control calls from the host
 kernel      the kernel process
+warmstart   an interpreter with ipykernel imported, to fork kernels from (warm/ is its inside)
 agent       the daemon in the sandbox: owns the kernel and the session
 connector   the command that the host runs to reach the agent; it only passes its stdio on
 jailinit    PID 1 of the local jail
+jailwatch   its watch over memory, processes and disk where there is no cgroup
 """

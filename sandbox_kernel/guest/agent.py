@@ -37,7 +37,7 @@ from .wire.handshake import (
 )
 from .wire.mux import Stream
 
-_CONNECT_INTERVAL = 0.004
+_CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
 _ALIVE_INTERVAL = 5.0
 _HELLO_TIMEOUT = 30.0
 _MAX_GREETERS = 16
@@ -61,6 +61,7 @@ class Agent:
         self._greeters: List[_Greeter] = []
         self._attached_at = self.loop.time()
         self._connect_timer: object = None
+        self._launched_at = 0.0
         self.kernel = Kernel(self.loop, folder, self._kernel_exited)
         self._calls: Dict[str, Callable[..., Any]] = {
             "info": self._call_info,
@@ -237,14 +238,23 @@ class Agent:
         if peer is None:
             return
         for waiting in list(self._waiting):
-            sock = self.kernel.connect(waiting.channel)
+            try:
+                sock = self.kernel.connect(waiting.channel)
+            except OSError as error:
+                self._waiting.remove(waiting)
+                waiting.stream.reset(str(error))
+                peer.flush_soon()
+                continue
             if sock is not None:
                 self._waiting.remove(waiting)
                 pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.discard)
                 self._pumps.add(pump)
                 waiting.hand_over(pump)
         if self._waiting and self.kernel.running and self._connect_timer is None:
-            self._connect_timer = self.loop.call_later(_CONNECT_INTERVAL, self._connect_again)
+            # The longer it takes, the more rarely: a kernel that is stopped may be so for long.
+            waited = self.loop.time() - max(self._waiting[0].since, self._launched_at)
+            interval = min(max(_CONNECT_INTERVAL, waited / 50), _MAX_CONNECT_INTERVAL)
+            self._connect_timer = self.loop.call_later(interval, self._connect_again)
 
     def _connect_again(self) -> None:
         self._connect_timer = None
@@ -284,6 +294,7 @@ class Agent:
             if failure is not None:
                 return later.fail(CallError("launch", str(failure)))
             later.finish(self.kernel.status())
+            self._launched_at = self.loop.time()
             self._connect_waiting()
             if warm:
                 self.kernel.warm.prepare(kernel_command(argv, self._folder))
@@ -321,6 +332,7 @@ class _KernelStream:
         self._agent = agent
         self._early: List[Buffer] = []  # bounded by the stream's credit window
         self._finished = False
+        self.since = agent.loop.time()
         stream.owner = self
 
     def hand_over(self, pump: Pump) -> None:

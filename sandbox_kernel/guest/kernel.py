@@ -21,6 +21,8 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 LOG_LIMIT = 256 * 1024
 """Bytes of the kernel's own output that are kept."""
 
+_TCP_CONNECT_TIMEOUT = 0.2
+
 Address = Union[str, "tuple[str, int]"]
 
 
@@ -171,16 +173,17 @@ class Kernel:
         return {**values, "transport": transport, "ip": prefix}
 
     def connect(self, channel: str) -> Optional[socket.socket]:
-        """A connection to one of the kernel's sockets, or None if it does not listen (yet)."""
+        """A connection to one of the kernel's sockets, or None if it does not listen (yet).
+
+        Never waits: a kernel that is stopped accepts nobody. OSError if no descriptor is left.
+        """
         address = self._addresses.get(channel)
         if address is None or not self.running:
             return None
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # no descriptor is left
-            return None
-        try:
+            sock.settimeout(0.0 if family == socket.AF_UNIX else _TCP_CONNECT_TIMEOUT)
             sock.connect(address)
             if family == socket.AF_INET:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

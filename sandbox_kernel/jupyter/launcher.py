@@ -32,7 +32,7 @@ PASSED_ON = ("JPY_SESSION_NAME",)
 PARENT_INTERVAL = 1.0
 SHUTDOWN_GRACE = 1.0
 """Seconds for the kernel to end after SIGTERM. Clients kill a launcher that takes long."""
-DOUBLE_INTERRUPT = 2.0
+DOUBLE_INTERRUPT = 3.0
 _MAX_FILE = 2**20
 
 _log = logging.getLogger(__name__)

@@ -237,9 +237,12 @@ class SandboxProvisioner(KernelProvisionerBase):
         return {**{n: env[n] for n in names if n in env}, **configuration.spec.env}
 
     async def _forget_lost_sandbox(self) -> None:
-        """Restarting a kernel whose sandbox has ended: the user gets a new one, and is told."""
+        """Restarting a kernel whose sandbox has ended: the user gets a new one, and is told. One
+        that was taken over has not ended, and its endpoints are in use."""
         lost = self._kernel
         assert lost is not None
+        if lost.tunnel.failure is not None and lost.taken_over:
+            raise lost.tunnel.failure
         self.log.warning(
             "Sandbox %s is gone (%s). The kernel is restarted in a new one; files of the old one, "
             "if the backend still has them, are kept until `sandbox-kernel rm %s`.",
@@ -310,10 +313,13 @@ class SandboxProvisioner(KernelProvisionerBase):
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:
         kernel = await hosting.attach_kernel(info["backend"], info["sandbox"], self.log)
-        if kernel.exit_code is not None:
+        try:
+            if kernel.exit_code is not None:
+                raise SandboxGone(
+                    f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
+                )
+            kernel.listen(hosting.addresses(self.connection_info), self._folder)
+        except BaseException:
             await kernel.detach()
-            raise SandboxGone(
-                f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
-            )
-        kernel.listen(hosting.addresses(self.connection_info), self._folder)
+            raise
         return kernel

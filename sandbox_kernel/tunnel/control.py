@@ -14,6 +14,7 @@ from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.wire import WireError
 from sandbox_kernel.guest.wire.frames import Buffer
 from sandbox_kernel.guest.wire.mux import CONTROL
+from sandbox_kernel.text import printable
 
 
 class ControlClient:
@@ -84,7 +85,7 @@ class ControlClient:
         else:
             kind = KernelLaunchFailed if error["kind"] == "launch" else SandboxError
             future.set_exception(
-                kind(f"In sandbox {self._sandbox!r}: {str(error['message'])[:2000]}")
+                kind(f"In sandbox {self._sandbox!r}: {printable(str(error['message'])[:2000])}")
             )
 
     def on_finished(self) -> None:

@@ -30,6 +30,7 @@ from sandbox_kernel.guest.wire.handshake import (
     encode_hello,
 )
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
+from sandbox_kernel.text import printable
 
 log = logging.getLogger("sandbox_kernel.tunnel")
 
@@ -129,7 +130,7 @@ class Connection:
                 answered.set_exception(error)
 
         def lost(why: str) -> None:
-            said = self._preamble.skipped()[-1000:].decode(errors="replace").strip()
+            said = printable(self._preamble.skipped()[-1000:].decode(errors="replace")).strip()
             fail(LinkLost(f"The link to sandbox {sandbox!r} broke: {why}. {said}".strip()))
 
         def received(data: bytes) -> None:
@@ -159,7 +160,7 @@ class Connection:
             self.link.close()
             raise SessionRefused(
                 f"The agent in sandbox {sandbox!r} refused the session: "
-                f"{answer.message[:200]} ({answer.code[:40]})."
+                f"{printable(answer.message[:200])} ({printable(answer.code[:40])})."
             )
         if not current_version(answer) or answer.session != hello.session:
             self.link.close()

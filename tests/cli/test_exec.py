@@ -210,8 +210,8 @@ def test_shell_interrupt_is_a_key(cli: Cli, jail: str) -> None:
         terminal.type("\x03")
         terminal.type("echo on''ward\n")
         terminal.expect("onward")
-        terminal.type("\x04")
-        terminal.end()
+        terminal.type("exit\n")
+        assert terminal.end() == 0
 
 
 def test_shell_runs_another_command(cli: Cli, jail: str) -> None:

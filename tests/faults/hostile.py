@@ -24,7 +24,17 @@ def guest(behaviour: str) -> None:
 
     from sandbox_guest.wire.codec import PREAMBLE
     from sandbox_guest.wire.frames import (
-        ACK, CREDIT, DATA, FIN, HELLO, OPEN, PING, REFUSE, RESET, WELCOME, Frame, FrameDecoder,
+        ACK,
+        CREDIT,
+        DATA,
+        FIN,
+        OPEN,
+        PING,
+        REFUSE,
+        RESET,
+        WELCOME,
+        Frame,
+        FrameDecoder,
         encode,
     )  # fmt: skip
     from sandbox_guest.wire.handshake import Welcome, decode_hello
@@ -33,7 +43,7 @@ def guest(behaviour: str) -> None:
     numbers = itertools.count(1)
     received, credit = 0, 2**18
     lines = b""
-    waiting: "list[dict]" = []
+    waiting: list[dict] = []
 
     def send(type_, stream=0, payload=b"", seq=None, ack=None):
         numbered = type_ >= OPEN
@@ -225,4 +235,3 @@ class HostileHandle:
             python = argv[0]
             argv = [python, "-I", "-S", "-c", program(self._client.behaviour)]
         return await self._inner.open_stream(argv, **options)
-

@@ -147,9 +147,7 @@ class ShapedClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(
-            self._inner.capabilities, byte_exact_streams=self._faults.shape.byte_exact
-        )
+        return replace(self._inner.capabilities, byte_exact_streams=self._faults.shape.byte_exact)
 
     async def create(self, spec: Any) -> ShapedHandle:
         return ShapedHandle(await self._inner.create(spec), self._faults)

@@ -229,9 +229,7 @@ def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLin
 
 
 @pytest.mark.parametrize("behaviour", ["events without end", "pings without end", "answers twice"])
-def test_a_flood_does_not_reach_the_neighbours(
-    behaviour: str, start_kernel: KernelStarter
-) -> None:
+def test_a_flood_does_not_reach_the_neighbours(behaviour: str, start_kernel: KernelStarter) -> None:
     """Another kernel of the process goes on, and the flooding one can be removed."""
     kernel = finish(launch(behaviour))
     live = start_kernel()

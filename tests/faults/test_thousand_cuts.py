@@ -17,8 +17,9 @@ import pytest
 
 from sandbox_kernel.tunnel.background import submit
 from tests.kernels.conftest import KernelStarter
-from tests.kernels.live import Live
+from tests.kernels.live import Live, wait_until
 
+from .jail import agent_of, open_files, processes_of
 from .shaped import Faults, Shape, install
 from .traffic import Traffic
 
@@ -39,6 +40,7 @@ class Row:
     live: Live
     traffic: Traffic
     faults: Faults | None
+    processes: int
     cuts: int = 0
     done: bool = False
 
@@ -58,6 +60,13 @@ class Row:
             self.cuts += 1
             while tunnel.connected:
                 await asyncio.sleep(0.001)
+
+    def check_nothing_piled_up(self) -> None:
+        """Old connectors have ended, and the agent has closed what it had of them."""
+        wait_until(lambda: len(processes_of(self.live)) <= self.processes, "connectors have ended")
+        streams = len(self.live.kernel.tunnel._peer.mux.streams)
+        assert open_files(agent_of(self.live)) < 20 + streams
+        assert len(self.live.kernel.tunnel._peer.session._replay) < 200
 
     def talk(self, wanted: int, seed: int) -> None:
         """Exchange messages of all kinds until the link has been cut so often."""
@@ -92,6 +101,7 @@ def test_a_thousand_cuts(start_kernel: KernelStarter, summary: list[str]) -> Non
     assert cuts >= CUTS
     for row in rows:
         assert row.live.kernel.tunnel.reconnects >= each
+        row.check_nothing_piled_up()
 
 
 def _start(name: str, shape: Shape | None, start_kernel: KernelStarter) -> Row:
@@ -100,7 +110,8 @@ def _start(name: str, shape: Shape | None, start_kernel: KernelStarter) -> Row:
     else:
         with install(shape) as faults:
             live = start_kernel()
-    return Row(name, live, Traffic(live, seed=len(name)), faults)
+    traffic = Traffic(live, seed=len(name))
+    return Row(name, live, traffic, faults, len(processes_of(live)))
 
 
 def _own_loop(function: Callable[[int, int], None]) -> Callable[[int, int], None]:

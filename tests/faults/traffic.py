@@ -80,7 +80,8 @@ class Traffic:
     def streams(self) -> None:
         lines = [f"{self._turn}:{n}:{'x' * (n % 97)}\n" for n in range(150)]
         cell = self._send(
-            f"for n in range(150): print(f'{self._turn}:{{n}}:' + 'x' * (n % 97), flush=n % 10 == 0)"
+            "for n in range(150):\n"
+            f"    print(f'{self._turn}:{{n}}:' + 'x' * (n % 97), flush=n % 10 == 0)"
         )
         assert self._text(self._outputs(cell)) == "".join(lines)
         self._reply(cell)
@@ -113,7 +114,9 @@ class Traffic:
         sent = []
         for n in range(12):
             buffers = [noise(f"{self._turn}:{n}", 3000 * n), b"", b"\0\xff\n" * n]
-            sent.append((self._comm("comm_msg", {"data": {"n": [self._turn, n]}}, buffers), buffers))
+            sent.append(
+                (self._comm("comm_msg", {"data": {"n": [self._turn, n]}}, buffers), buffers)
+            )
         for n, (id_, buffers) in enumerate(sent):
             (echo,) = self._outputs(id_, shell=False)
             assert echo["content"]["data"] == {"n": [self._turn, n]}

@@ -43,9 +43,9 @@ class Driver:
             self.loop.call_soon(self.loop.call_soon, self.loop.stop)
             self.loop.run_forever()
 
-    def until(self, condition: Callable[[], object], what: str = "") -> None:
-        """Run the loop until the condition holds; it must within LIMIT."""
-        deadline = self.loop.time() + LIMIT
+    def until(self, condition: Callable[[], object], what: str = "", limit: float = LIMIT) -> None:
+        """Run the loop until the condition holds; it must within ``limit`` seconds."""
+        deadline = self.loop.time() + limit
         while not condition():
             assert self.loop.time() < deadline, what or "timed out"
             self.turn()

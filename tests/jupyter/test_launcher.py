@@ -141,8 +141,13 @@ def wait_for_stream(client: BlockingKernelClient, text: str) -> None:
 
 
 def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
-    """As often as the client likes; the kernel and its variables stay."""
-    launched = launch(connection_file(cli, "ipc"))
+    """As often as the client likes, also if that ignores SIGINT itself, as what a shell starts
+    in the background does. The kernel and its variables stay."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launched = launch(connection_file(cli, "ipc"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     launched.execute("x = 1")
     for _ in range(3):
         request = launched.client.execute("print('busy', flush=True); import time; time.sleep(600)")
@@ -184,11 +189,12 @@ def test_control_c_twice_on_a_terminal(cli: Cli) -> None:
     with at_terminal(cli, "launch", "-f", path) as terminal:
         client = connect(path)
         wait_for_kernel(client)
-        deadline = time.monotonic() + WAIT
-        while terminal.process.poll() is None and time.monotonic() < deadline:
-            terminal.type("\x03")
-            time.sleep(0.3)  # signals that come at once are one signal
-        assert terminal.process.poll() == 130
+        request = client.execute("print('busy', flush=True); import time; time.sleep(600)")
+        wait_for_stream(client, "busy")
+        terminal.type("\x03")
+        assert client._recv_reply(request, timeout=WAIT)["content"]["status"] == "error"
+        terminal.type("\x03")
+        assert terminal.process.wait(WAIT / 2) == 130
         client.stop_channels()
     assert cli.names() == []
 

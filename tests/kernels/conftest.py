@@ -6,7 +6,9 @@ record, thread or descriptor.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import zmq
 from jupyter_client import KernelManager
+from jupyter_core.utils import run_sync
 from traitlets.config import Config
 
 from sandbox_kernel.sandboxes.local import bubblewrap
@@ -43,6 +46,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "data"))
     monkeypatch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", str(folder / "run"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "share"))
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(folder / "config"))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     (folder / "jupyter").mkdir()
@@ -62,6 +66,13 @@ def _warm() -> None:
         start()
         start.shut_down()
     zmq.Frame(b"", copy=False)  # starts pyzmq's own thread
+    asyncio.run(_nested())
+
+
+async def _nested(depth: int = 3) -> None:
+    """A synchronous call in a running loop starts a thread of jupyter_core's own."""
+    if depth:
+        run_sync(_nested)(depth - 1)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +82,17 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         leftovers = Leftovers(path)
         yield path
         leftovers.check()
+
+
+def install_kernelspec(folder: Path, name: str, argv: list[str], **config: Any) -> str:
+    """A kernelspec for this test only, for a kernel in a sandbox; its name."""
+    place = folder / "share" / "kernels" / name
+    place.mkdir(parents=True)
+    provisioner = {"provisioner_name": "sandbox", "config": config}
+    spec = {"argv": argv, "display_name": name, "language": "python"}
+    spec["metadata"] = {"kernel_provisioner": provisioner}
+    (place / "kernel.json").write_text(json.dumps(spec))
+    return name
 
 
 class KernelStarter:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
 import sys
+from pathlib import Path
 
 import pytest
-from jupyter_client.kernelspec import KernelSpec
 
 from sandbox_kernel.errors import KernelLaunchFailed
 from sandbox_kernel.tunnel.background import submit
 
-from .conftest import StartKernel
+from .conftest import KernelStarter, StartKernel, install_kernelspec
 from .live import PATIENCE, Live, wait_until
 
 
@@ -68,7 +66,7 @@ def test_out_of_memory(start_kernel: StartKernel, caplog: pytest.LogCaptureFixtu
     """A kernel that takes more memory than its sandbox has is killed, and that is what is said."""
     live = start_kernel(memory_mib=256)
     live.client.execute("hoard = []\nwhile True: hoard.append(bytearray(2**20))")
-    assert re.match(r"out of memory: '\w+' used \d+ MiB of 256 MiB", end(live))
+    assert end(live).startswith("out of memory: ")
     (error,) = errors(caplog)
     assert error.startswith(f"The kernel in sandbox {live.sandbox} died: {live.provisioner.death}.")
     live.manager.restart_kernel(now=True)
@@ -102,29 +100,20 @@ def test_dead_kernel_is_restarted_in_its_sandbox(live: Live) -> None:
     assert live.ok("open('kept.txt').read()").value == "'kept'"
 
 
-def spec_with(argv: list[str]) -> KernelSpec:
-    provisioner = {"provisioner_name": "sandbox", "config": {}}
-    return KernelSpec(
-        argv=argv,
-        display_name="broken",
-        language="python",
-        metadata={"kernel_provisioner": provisioner},
-    )
-
-
-def test_command_that_does_not_exist(start_kernel: StartKernel) -> None:
+def test_command_that_does_not_exist(start_kernel: KernelStarter, folder: Path) -> None:
     """The error names the sandbox and the command; nothing is left."""
-    spec = spec_with(["/nowhere/python-of-dreams", "-f", "{connection_file}"])
-    with pytest.raises(KernelLaunchFailed, match=r"In sandbox 'kernel-.*/nowhere/python-of-dreams"):
-        start_kernel.launch(manager={"_kernel_spec": spec})
+    name = install_kernelspec(folder, "broken", ["/nowhere/kernel"])
+    with pytest.raises(KernelLaunchFailed, match=r"In sandbox 'kernel-.*/nowhere/kernel"):
+        start_kernel.launch(kernel_name=name)
 
 
 def test_kernel_that_ends_at_once(
-    start_kernel: StartKernel, caplog: pytest.LogCaptureFixture
+    start_kernel: KernelStarter, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A command that is no kernel: what it printed is in the log."""
-    spec = spec_with([sys.executable, "-c", "print('not a kernel'); raise SystemExit(7)"])
-    live = start_kernel.launch(manager={"_kernel_spec": spec})
+    command = [sys.executable, "-c", "print('not a kernel'); raise SystemExit(7)"]
+    name = install_kernelspec(folder, "broken", command)
+    live = start_kernel.launch(kernel_name=name)
     assert end(live) == "exit code 7"
     (error,) = errors(caplog)
     assert error == (
@@ -132,9 +121,11 @@ def test_kernel_that_ends_at_once(
     )
 
 
-def test_wait_for_ready_ends_when_the_kernel_dies(start_kernel: StartKernel) -> None:
+def test_wait_for_ready_ends_when_the_kernel_dies(
+    start_kernel: KernelStarter, folder: Path
+) -> None:
     """A client that waits for a kernel that never comes is told soon."""
-    spec = spec_with([sys.executable, "-c", "raise SystemExit(7)"])
-    live = start_kernel.launch(manager={"_kernel_spec": spec})
-    with contextlib.suppress(TimeoutError), pytest.raises(RuntimeError, match="died"):
+    name = install_kernelspec(folder, "broken", [sys.executable, "-c", "raise SystemExit(7)"])
+    live = start_kernel.launch(kernel_name=name)
+    with pytest.raises(RuntimeError, match="died"):
         live.client.wait_for_ready(timeout=PATIENCE)

@@ -121,6 +121,7 @@ class Host:
     @contextlib.contextmanager
     def jail(self, *, agent: bool = False, **spec: Any) -> Iterator[Jail]:
         """A sandbox, with an agent that this host is attached to if asked for."""
+        spec.setdefault("lease_seconds", 900)  # if the test run itself is killed
         jail = Jail(self, self.call("create_with_agent" if agent else "create", **spec))
         try:
             yield jail

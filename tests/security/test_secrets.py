@@ -194,7 +194,9 @@ def test_the_session_token_is_nowhere_to_be_found(victim: Host) -> None:
             import re
             token, found = re.compile(rb"[0-9a-f]{64}"), set()
             for top in ("/tmp", "/run", "/home", "/workspace", "/dev/shm"):
-                for at, _, names in os.walk(top):
+                for at, folders, names in os.walk(top):
+                    # What is read-only comes from the host, which knew no token then.
+                    folders[:] = [f for f in folders if os.access(os.path.join(at, f), os.W_OK)]
                     for name in names:
                         path = os.path.join(at, name)
                         if stat.S_ISREG(os.lstat(path).st_mode):

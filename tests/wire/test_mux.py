@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox_kernel.guest.wire import WireError
-from sandbox_kernel.guest.wire.frames import ACK, CREDIT, DATA, FIN, OPEN, RESET, Frame
+from sandbox_kernel.guest.wire.frames import ACK, BLOCKED, CREDIT, DATA, FIN, OPEN, RESET, Frame
 from sandbox_kernel.guest.wire.mux import (
     BULK,
     CHUNK,
@@ -142,6 +142,48 @@ def test_a_writer_gets_no_further_than_its_credit() -> None:
     theirs.consumed(1)
     host.feed(guest.out())
     assert len(data_of(guest.feed(host.out()))) == DEFAULT_WINDOW // 4
+
+
+def test_a_window_grows_while_its_reader_keeps_up() -> None:
+    """On a long link it is the window that limits: the writer says so once, and it is doubled."""
+    host, guest = pair()
+    ours, theirs = opened(host, guest)
+    ours.write(bytes(2 * WIDEST_WINDOW))
+    windows = [DEFAULT_WINDOW]
+    while windows[-1] < WIDEST_WINDOW:
+        for event in guest.feed(host.out()):
+            assert isinstance(event, Data)
+            theirs.consumed(len(event.payload))
+        host.session.receive(Frame(ACK, 0, 0, guest.session.received, b""), 0.0)
+        guest.mux.receive(raw(BLOCKED, 1))
+        windows.append(theirs._window)
+        host.feed(guest.out())
+    assert windows == [2**n * 2**20 for n in range(4)]
+    guest.mux.receive(raw(BLOCKED, 1))
+    assert theirs._window == WIDEST_WINDOW
+
+
+def test_a_window_does_not_grow_for_a_reader_that_is_behind() -> None:
+    """There it is the reader that limits, and more would only be held."""
+    host, guest = pair()
+    ours, theirs = opened(host, guest)
+    ours.write(bytes(DEFAULT_WINDOW + 1))
+    data = host.out()
+    assert [f.stream for f in frames_of(data) if f.type == BLOCKED] == [ours.id]
+    guest.feed(data)
+    assert CREDIT not in [f.type for f in frames_of(guest.out())]
+    assert theirs._window == DEFAULT_WINDOW
+    assert host.out() == b""
+
+
+def test_no_window_grows_after_the_end() -> None:
+    """Nothing more will come through it."""
+    host, guest = pair()
+    ours, theirs = opened(host, guest)
+    ours.finish()
+    guest.feed(host.out())
+    guest.mux.receive(raw(BLOCKED, 1))
+    assert theirs._window == DEFAULT_WINDOW
 
 
 def test_no_credit_for_a_stream_that_will_send_nothing_more() -> None:

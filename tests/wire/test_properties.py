@@ -34,6 +34,7 @@ from sandbox_kernel.guest.wire.mux import (
     HIGH_WATER,
     INITIAL_WINDOW,
     PRIORITIES,
+    WIDEST_WINDOW,
     Data,
     Event,
     Finished,
@@ -231,7 +232,8 @@ class Wire(RuleBasedStateMachine):
         for side in self.sides:
             assert side.session.unacked_bytes <= REPLAY_LIMIT + CHUNK + SMALL_FRAMES
         for flow in self.flows.values():
-            assert flow.unconsumed <= WINDOW
+            if flow.reader is not None:
+                assert flow.unconsumed <= flow.reader._window <= WIDEST_WINDOW
             assert flow.writer.buffered < 2 * HIGH_WATER
 
     @invariant()

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import print_json, printable
+from sandbox_kernel.cli.text import print_json
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
+from sandbox_kernel.text import printable
 
 TIMEOUT = 120.0
 _MARKS = {True: "v", False: "x", None: "!"}

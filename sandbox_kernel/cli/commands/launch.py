@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 from typing import Any
 
 from sandbox_kernel.cli import foreground
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = {**DEFAULTS, **_config(arguments.config)}
     configuration = configured(arguments, config, f"kernel-{secrets.token_hex(4)}")
     launcher = Launcher(arguments.connection_file, configuration, arguments.command)
+    # A server that was started in the background has SIGINT ignored, and so had we.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return foreground.run(launcher.run(), on_signal=launcher.on_signal)
 
 

@@ -7,7 +7,7 @@ import argparse
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find import sandbox
 from sandbox_kernel.cli.parser import Commands, add_command, add_sandbox
-from sandbox_kernel.cli.text import printable
+from sandbox_kernel.text import printable
 
 
 def add(commands: Commands) -> None:

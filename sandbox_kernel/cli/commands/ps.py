@@ -9,7 +9,8 @@ import time
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find import Found, survey
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, print_json, printable, table
+from sandbox_kernel.cli.text import age, print_json, table
+from sandbox_kernel.text import printable
 
 _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "LIMITS")
 

@@ -9,8 +9,8 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.ps import note
 from sandbox_kernel.cli.find import Found, sandbox, survey
 from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
-from sandbox_kernel.cli.text import printable
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
+from sandbox_kernel.text import printable
 
 
 def add(commands: Commands) -> None:

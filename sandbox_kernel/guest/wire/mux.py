@@ -173,6 +173,7 @@ class Mux:
         self._window = window
         self._next_id = 1 if host else 2
         self._last_peer_id = 0
+        self._opened_by_peer = 0
         self._queues: List[Deque[Stream]] = [deque() for _ in range(PRIORITIES)]
 
     def open(self, target: str, priority: int) -> Stream:
@@ -249,15 +250,16 @@ class Mux:
 
     def _opened(self, frame: Frame) -> Optional[Event]:
         id_, payload = frame.stream, bytes(frame.payload)
-        if id_ % 2 == (1 if self._host else 0) or id_ <= self._last_peer_id:
+        if self._ours(id_) or id_ <= self._last_peer_id:
             raise WireError("a stream opened with id %d" % id_, fatal=True)
         if not payload or payload[0] >= PRIORITIES or len(payload) > MAX_TARGET + 1:
             raise WireError("a stream opened with a wrong target", fatal=True)
         self._last_peer_id = id_
-        if sum(1 for other in self.streams if other % 2 == id_ % 2) >= MAX_STREAMS:
+        if self._opened_by_peer >= MAX_STREAMS:
             self._session.send(RESET, id_, b"too many streams")
             return None
         stream = self._add(id_, payload[0])
+        self._opened_by_peer += 1
         stream.widen(self._window)
         return Opened(stream, payload[1:].decode(errors="replace"))
 
@@ -280,9 +282,11 @@ class Mux:
 
     def _check_was_open(self, id_: int) -> None:
         """Frames for a stream that has been closed here are late, not wrong."""
-        ours = id_ % 2 == (1 if self._host else 0)
-        if not 0 < id_ < (self._next_id if ours else self._last_peer_id + 1):
+        if not 0 < id_ < (self._next_id if self._ours(id_) else self._last_peer_id + 1):
             raise WireError("a frame for stream %d, which never was" % id_, fatal=True)
+
+    def _ours(self, id_: int) -> bool:
+        return id_ % 2 == (1 if self._host else 0)
 
     def _add(self, id_: int, priority: int) -> Stream:
         stream = Stream(self, id_, priority)
@@ -303,4 +307,5 @@ class Mux:
         stream._chunks.clear()
         stream.buffered = 0
         stream._fin_wanted = stream._fin_sent = True
-        self.streams.pop(stream.id, None)
+        del self.streams[stream.id]
+        self._opened_by_peer -= not self._ours(stream.id)

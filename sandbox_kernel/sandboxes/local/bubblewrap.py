@@ -33,7 +33,10 @@ _MAX_LINKS = 40
 # Where the jail was started by root, its processes are the host's uid 0 to the checks that /proc
 # makes by owner: without these mounts they could write /proc/sys/kernel/core_pattern, which is a
 # program that the host runs.
-_PROC_READ_ONLY = ("sys", "bus", "irq", "fs", "acpi", "scsi", "driver", "pressure")
+_PROC_READ_ONLY = (
+    *("sys", "bus", "irq", "fs", "acpi", "scsi", "driver", "pressure"),
+    *("asound", "dynamic_debug", "xen"),
+)
 _PROC_HIDDEN = (
     "kcore",
     "keys",
@@ -223,7 +226,15 @@ def _proc_covers() -> Iterator[str]:
     for name in _PROC_READ_ONLY:
         if os.path.isdir(f"/proc/{name}"):
             yield from ("--ro-bind", f"/proc/{name}", f"/proc/{name}")
-    for name in _PROC_HIDDEN:
+    with os.scandir("/proc") as entries:
+        # Whatever else this host's kernel lets its root write.
+        writable = [
+            entry.name
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+            and entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR
+        ]
+    for name in sorted({*_PROC_HIDDEN, *writable}):
         if os.path.lexists(f"/proc/{name}"):
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
 

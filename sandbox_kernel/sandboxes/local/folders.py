@@ -18,6 +18,7 @@ from typing import Any
 
 from sandbox_kernel.paths import data_dir, private_dir, runtime_dir
 from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.text import printable
 
 _MAX_READ = 2**20
 
@@ -80,7 +81,7 @@ def read_tail(path: Path, limit: int = _MAX_READ) -> str:
             text = file.read(limit).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+    return printable(text)
 
 
 def remove_tree(root: Path) -> None:

@@ -1,0 +1,15 @@
+"""Text that may have come from a sandbox, made safe to print and to log."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that it cannot drive the user's terminal.
+    Lines and tabs stay."""
+    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)

@@ -1,0 +1,295 @@
+"""What befalls the machines at both ends: each ends in recovery, or in one clear error.
+
+Never in a hang, and never in a loop that burns a core.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.guest.wire import session
+from sandbox_kernel.jupyter.hosting import addresses
+from sandbox_kernel.tunnel.background import background_loop, submit
+from tests.kernels.conftest import KernelStarter
+from tests.kernels.live import PATIENCE, Live, wait_until
+
+from .conftest import assert_idle
+from .jail import agent_of, assert_does_not_spin, kernel_of, processes_of
+from .shaped import Shape, install
+from .traffic import Traffic
+
+
+@pytest.fixture
+def live(start_kernel: KernelStarter) -> Live:
+    return start_kernel()
+
+
+# --- time stands still
+
+
+@pytest.mark.slow
+def test_the_hosts_loop_is_blocked(live: Live) -> None:
+    """Whoever blocks the background loop for 10 s delays everything, and loses nothing."""
+    traffic = Traffic(live, seed=1)
+    background_loop().call_soon_threadsafe(time.sleep, 10)
+    traffic.round()
+    assert live.kernel.tunnel.reconnects == 0
+
+
+@pytest.fixture(params=["agent", "jail"])
+def frozen(request: pytest.FixtureRequest, live: Live) -> Iterator[list[int]]:
+    """Pids of the agent alone, or of the whole jail; they run again when the test is over."""
+    pids = [agent_of(live)] if request.param == "agent" else list(processes_of(live))
+    yield pids
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass  # it was removed, as the test wanted
+
+
+def freeze(pids: list[int], signum: int) -> None:
+    for pid in pids:
+        os.kill(pid, signum)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_sandbox_is_paused(live: Live, frozen: list[int]) -> None:
+    """A sandbox that stands still is waited for; when it goes on, so does everything else."""
+    traffic = Traffic(live, seed=1)
+    freeze(frozen, signal.SIGSTOP)
+    wait_until(lambda: not live.kernel.tunnel.connected, "the host gives the link up")
+    assert_idle()
+    freeze(frozen, signal.SIGCONT)
+    wait_until(lambda: live.kernel.tunnel.connected, "the host has a new link")
+    traffic.round()
+
+
+@pytest.mark.slow
+def test_the_sandbox_is_paused_for_a_minute(live: Live, frozen: list[int]) -> None:
+    """The same with the real limits: a dead link is found after half a minute of silence."""
+    traffic = Traffic(live, seed=1)
+    freeze(frozen, signal.SIGSTOP)
+    time.sleep(60)
+    assert not live.kernel.tunnel.connected
+    assert live.manager.is_alive()
+    freeze(frozen, signal.SIGCONT)
+    traffic.round()
+
+
+@pytest.mark.slow
+def test_a_paused_sandbox_can_be_shut_down(live: Live, frozen: list[int]) -> None:
+    """It is asked first; when it does not answer, it is killed."""
+    freeze(frozen, signal.SIGSTOP)
+    live.client.stop_channels()
+    live.manager.shutdown_kernel(now=True)
+    assert not live.manager.has_kernel
+
+
+# --- something is used up
+
+
+FILL = """
+import os
+size = 2**20
+with open(FOLDER + "/filler", "wb", buffering=0) as file:
+    while size:
+        try:
+            file.write(bytes(size))
+        except OSError as error:
+            print(error)
+            size //= 2
+"""
+
+
+def test_a_full_disk(start_kernel: KernelStarter) -> None:
+    """The wire needs no disk, and a new kernel no more than the old one gives back."""
+    live = start_kernel()
+    folder = live.kernel.handle.agent_folder
+    assert "No space left" in live.ok(FILL.replace("FOLDER", repr(folder))).text()
+    traffic = Traffic(live, seed=1)
+    live.cut()
+    traffic.round()
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok("6 * 7").value == "42"
+
+
+def test_the_disk_quota_is_used_up(start_kernel: KernelStarter) -> None:
+    """Who writes more than the sandbox may hold is stopped, in words; the sandbox lives on."""
+    live = start_kernel(disk_mib=64)
+    live.client.execute(
+        "for n in range(99):\n"
+        "    with open(f'/workspace/{n}', 'wb') as file: file.write(bytes(8 * 2**20))\n"
+        "import time; time.sleep(60)"
+    )
+    wait_until(lambda: not live.manager.is_alive(), "the kernel is stopped")
+    assert "disk full" in live.provisioner.death
+    assert submit(live.kernel.handle.shell("rm /workspace/*")).result(30).ok
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    Traffic(live, seed=1).round()
+
+
+def clients(live: Live, number: int) -> list[socket.socket]:
+    """Unconnected sockets for the kernel's shell endpoint."""
+    return [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(number)]
+
+
+def path_of(live: Live, channel: str = "shell") -> str:
+    return str(addresses(live.manager.get_connection_info())[channel])
+
+
+def test_no_descriptor_is_left_in_the_sandbox(start_kernel: KernelStarter) -> None:
+    """A kernel that stands still, and clients without end: the agent turns some away, lets others
+    wait, and can still be talked to."""
+    live = start_kernel(open_files=128)
+    agent = agent_of(live)
+    os.kill(kernel_of(live), signal.SIGSTOP)
+    crowd = clients(live, 180)
+    for number, sock in enumerate(crowd):
+        sock.connect(path_of(live, ("shell", "control")[number % 2]))
+        sock.setblocking(False)
+    wait_until(lambda: any(_turned_away(sock) for sock in crowd), "somebody is turned away")
+    assert_does_not_spin(agent)
+    live.cut()
+    assert submit(live.kernel.tunnel.control.call("status")).result(60)["running"]
+    for sock in crowd:
+        sock.close()
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    Traffic(live, seed=1).round()
+
+
+def test_a_stopped_kernel_does_not_stop_its_agent(live: Live) -> None:
+    """More clients than the kernel's sockets have room for wait, without keeping the agent busy."""
+    agent, kernel = agent_of(live), kernel_of(live)
+    os.kill(kernel, signal.SIGSTOP)
+    crowd = clients(live, 200)
+    for sock in crowd:
+        sock.connect(path_of(live))
+    assert submit(live.kernel.tunnel.control.call("status")).result(60)["running"]
+    time.sleep(2)
+    assert_does_not_spin(agent)
+    for sock in crowd:
+        sock.close()
+    os.kill(kernel, signal.SIGCONT)
+    Traffic(live, seed=1).round()
+
+
+def _turned_away(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+
+
+STARVED = """
+    import logging, os, resource, socket, sys, time
+    from tests.faults.conftest import loop_cpu_seconds
+    from tests.faults.test_adversity import clients, path_of
+    from tests.faults.traffic import Traffic
+    from tests.kernels.conftest import KernelStarter
+    from tests.kernels.live import wait_until
+
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = warnings.append
+    logging.getLogger().addHandler(handler)
+    start = KernelStarter()
+    live = start()
+    traffic = Traffic(live, 1)
+    crowd = clients(live, 5)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)  # all numbers below it are in use
+    holes = []
+    while (fd := os.dup(lowest)) < max(map(int, os.listdir("/proc/self/fd"))) - 1:
+        holes.append(fd)
+    cpu, process = loop_cpu_seconds(), time.process_time()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, limits[1]))
+    for sock in crowd:
+        sock.connect(path_of(live))
+    live.cut()
+    time.sleep(4)
+    assert time.process_time() - process < 1.0, "it spins"
+    assert 1 <= len(warnings) < 30, warnings
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: live.kernel.tunnel.connected, "there is a link again")
+    (endpoint,) = [e for e in live.kernel.tunnel._endpoints if e._target == "kernel:shell"]
+    wait_until(lambda: endpoint.connections >= 6, "those who waited are let in")
+    traffic.round()
+    start.shut_down()
+    print("recovered")
+"""
+
+
+def test_no_descriptor_is_left_on_the_host(folder: Path) -> None:
+    """New clients and new links wait until there are some again, without burning a core."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STARVED)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert result.stdout == "recovered\n", result.stdout + result.stderr
+
+
+def test_clients_come_and_go_while_the_sandbox_is_out_of_reach(
+    start_kernel: KernelStarter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept for the sandbox until it is back has a bound; then clients must wait."""
+    monkeypatch.setattr(session, "MAX_UNACKED_FRAMES", 500)
+    with install(Shape()) as faults:
+        live = start_kernel()
+        traffic = Traffic(live, seed=1)
+        faults.refused_until = float("inf")
+        faults.cut()
+        wait_until(lambda: not live.kernel.tunnel.connected, "the link is cut")
+        for sock in clients(live, 300):
+            with sock:
+                sock.setblocking(False)
+                try:
+                    sock.connect(path_of(live))
+                except BlockingIOError:
+                    break  # the backlog is full: the endpoint accepts no more
+        kept = live.kernel.tunnel._peer.session._replay
+        wait_until(lambda: len(kept) >= 200, "they are kept")
+        assert_idle()
+        assert len(kept) < 450
+        faults.refused_until = 0.0
+        traffic.round()
+
+
+# --- something is taken away
+
+
+def test_the_hosts_runtime_folder_is_deleted(live: Live, folder: Path) -> None:
+    """What is connected stays so. A cut cannot be mended: the kernel counts as lost, in words."""
+    traffic = Traffic(live, seed=1)
+    shutil.rmtree(folder / "run")
+    traffic.round()
+    live.cut()
+    wait_until(lambda: not live.manager.is_alive(), "the kernel is known to be lost")
+    assert "sandbox" in live.provisioner.death.lower()
+    assert_idle()
+
+
+def test_the_sandbox_is_killed(live: Live) -> None:
+    """With all its processes at once, as a provider would: the kernel counts as lost, in words."""
+    submit(live.kernel.handle.kill()).result(30)
+    wait_until(lambda: not live.manager.is_alive(), "the kernel is known to be lost")
+    assert "has ended: it was killed" in live.provisioner.death
+    assert_idle()

@@ -1,0 +1,208 @@
+"""Fuzz both parsers of the wire with atheris (coverage-guided). Not part of the test suite.
+
+    pip install atheris
+    python tests/fuzz/fuzz_wire.py --seeds /tmp/corpus      # write seed inputs, once
+    python tests/fuzz/fuzz_wire.py /tmp/corpus -max_total_time=600
+
+The first byte of an input chooses the side (host or guest), the codec, how the rest is cut into
+pieces, and whether its checksums are put right (or hardly anything would get past them); the rest
+is what the other side of the link sends. A parser may raise WireError and nothing
+else, must keep its memory bounded, and must give the same frames however the bytes are cut.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+try:
+    import atheris
+except ImportError:
+    sys.exit(__doc__)
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+with atheris.instrument_imports(include=["sandbox_kernel.guest"]):
+    from sandbox_kernel.guest.control import LineReader
+    from sandbox_kernel.guest.wire import VERSION, WireError
+    from sandbox_kernel.guest.wire.codec import BASE64, PREAMBLE, RAW, PreambleFilter, make_codec
+    from sandbox_kernel.guest.wire.frames import (
+        CHECKED,
+        CREDIT,
+        DATA,
+        FIN,
+        HEADER_SIZE,
+        MAX_PAYLOAD,
+        OPEN,
+        PING,
+        RESET,
+        Frame,
+        FrameDecoder,
+        encode,
+    )
+    from sandbox_kernel.guest.wire.handshake import (
+        Hello,
+        Welcome,
+        decode_answer,
+        decode_hello,
+        encode_hello,
+        encode_refuse,
+        encode_welcome,
+    )
+    from sandbox_kernel.guest.wire.mux import Data, Mux
+    from sandbox_kernel.guest.wire.session import MAX_UNACKED_FRAMES, REPLAY_LIMIT, Session
+
+HOST, TEXT, REPAIR = 1, 2, 32
+_CUTS = (1, 3, 31, 32, 33, 1000, 65536, 10**9)
+
+
+class Side:
+    """One side of a link, without the sockets: what Peer and Connection (or _Greeter) do."""
+
+    def __init__(self, host: bool, codec: str) -> None:
+        self.frames: list[Frame] = []
+        self._host = host
+        self._preamble = PreambleFilter()
+        self._codec = make_codec(codec)
+        self._decoder = FrameDecoder()
+        self._session = Session()
+        self._mux = Mux(self._session, host=host)
+        self._control = LineReader()
+        self._shaken = False
+        if host:
+            self._mux.open("control", 0)
+
+    def feed(self, data: bytes) -> None:
+        if self._host:
+            data = self._preamble.feed(data)
+        plain = self._codec.decode(data)
+        for frame in self._decoder.feed(plain) if plain else []:
+            self.frames.append(Frame(*frame[:4], bytes(frame.payload)))
+            if not self._shaken:
+                self._shake(frame)
+            elif self._session.receive(frame, 0.0):
+                self._handle(frame)
+            self._session.take()
+            self._check_bounds()
+
+    def _shake(self, frame: Frame) -> None:
+        if self._host:
+            answer = decode_answer(frame)
+            if isinstance(answer, Welcome):
+                self._session.attach(answer.received, 0.0)
+        else:
+            self._session.attach(decode_hello(frame).received, 0.0)
+        self._shaken = True
+
+    def _handle(self, frame: Frame) -> None:
+        event = self._mux.receive(frame)
+        if isinstance(event, Data):
+            try:
+                for line in self._control.feed(event.payload):
+                    json.loads(line)
+            except (ValueError, RecursionError):
+                event.stream.reset("control: bad message")
+            else:
+                event.stream.consumed(len(event.payload))
+
+    def _check_bounds(self) -> None:
+        assert len(self._session._replay) <= MAX_UNACKED_FRAMES + 2
+        assert self._session.unacked_bytes <= REPLAY_LIMIT + MAX_PAYLOAD
+        assert self._decoder._have <= HEADER_SIZE + MAX_PAYLOAD + 10**6
+
+
+def outcome(flags: int, data: bytes, size: int) -> tuple[list[Frame], str]:
+    """The frames that were understood before the link broke (or did not), in pieces of a size."""
+    side = Side(bool(flags & HOST), BASE64 if flags & TEXT else RAW)
+    try:
+        for at in range(0, len(data), size):
+            side.feed(data[at : at + size])
+    except WireError:
+        return side.frames, "broken"
+    return side.frames, ""
+
+
+def repaired(data: bytes) -> bytes:
+    """The data with right checksums, as far as it can be read as frames."""
+    at = data.find(PREAMBLE)
+    at = 0 if at < 0 else at + len(PREAMBLE)
+    fixed = bytearray(data)
+    while at + HEADER_SIZE <= len(data):
+        after = at + HEADER_SIZE + int.from_bytes(data[at : at + 4], "big")
+        covered = data[at + 8 : after if data[at + 9] & CHECKED else at + HEADER_SIZE]
+        fixed[at + 4 : at + 8] = zlib.crc32(covered).to_bytes(4, "big")
+        at = after
+    return bytes(fixed)
+
+
+def one_input(data: bytes) -> None:
+    """What atheris calls."""
+    if not data:
+        return
+    flags, rest = data[0], data[1:]
+    if flags & REPAIR and not flags & TEXT:
+        rest = repaired(rest)
+    pieces = outcome(flags, rest, _CUTS[flags >> 2 & 7])
+    whole = outcome(flags, rest, len(rest) or 1)
+    # A piece that breaks the link takes the good frames in front of it along.
+    shorter = min(len(pieces[0]), len(whole[0]))
+    assert pieces[0][:shorter] == whole[0][:shorter]
+
+
+def seeds() -> dict[str, bytes]:
+    """Good conversations in both directions, for the fuzzer to spoil."""
+    session = "0123456789abcdef"
+    hello = encode_hello(Hello(VERSION, session, "secret", 0, False, True))
+    welcome = encode_welcome(Welcome(VERSION, session, 0))
+
+    def frames(*bodies: tuple[int, int, bytes]) -> bytes:
+        numbered = enumerate(bodies, 1)
+        return b"".join(encode(Frame(t, s, n, 0, p)) for n, (t, s, p) in numbered)
+
+    to_guest = frames(
+        (OPEN, 1, b"\0control"),
+        (CREDIT, 1, b"\0\x0c\0\0"),
+        (DATA, 1, b'{"id": 1, "call": "info", "args": {}}\n'),
+        (OPEN, 3, b"\2kernel:shell"),
+        (DATA, 3, b"\xff\0\0\0\0\0\0\0\1\x7f"),
+        (FIN, 3, b""),
+        (RESET, 1, b"enough"),
+    )
+    to_host = frames(
+        (CREDIT, 1, b"\0\x0c\0\0"),
+        (DATA, 1, b'{"id": 1, "result": {"version": 1}}\n'),
+        (DATA, 1, b'{"event": "kernel_exited", "generation": 1}\n'),
+        (FIN, 1, b""),
+    )
+    ping = encode(Frame(PING, 0, 0, 0, b"are you there?"))
+    talks = {
+        "to-guest": (0, hello + ping + to_guest),
+        "to-host": (HOST, welcome + ping + to_host),
+        "refused": (HOST, encode_refuse("token")),
+    }
+    found = {}
+    for name, (side, plain) in talks.items():
+        banner = b"Welcome!\r\n" + PREAMBLE if side else b""
+        for text in (0, TEXT):
+            link = b"".join(make_codec(BASE64 if text else RAW).encode([plain]))
+            for cut in range(len(_CUTS)):
+                flags = side | text | cut << 2 | (0 if text else REPAIR)
+                found[f"{name}-{text}-{cut}"] = bytes([flags]) + banner + link
+    return found
+
+
+def main(arguments: list[str]) -> Any:
+    if arguments[1:2] == ["--seeds"]:
+        folder = Path(arguments[2])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in seeds().items():
+            (folder / name).write_bytes(data)
+        return print(f"{len(seeds())} seeds are in {folder}")
+    atheris.Setup(arguments, one_input)
+    return atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv)
