@@ -188,7 +188,7 @@ def bends(curves: Curves) -> Iterator[str]:
         if len(points) > 1:
             at = bend(points)
             yield (
-                f"{name}: bends at {at}; more kernels at work bring hardly more round trips a second"
+                f"{name}: bends at {at}; more kernels bring hardly more round trips a second"
                 if at
                 else f"{name}: no bend up to {points[-1].kernels} kernels"
             )

@@ -20,6 +20,7 @@ from sandbox_kernel.errors import (
     ProtocolError,
     SandboxError,
     SandboxNotFound,
+    SandboxTimeout,
     SessionRefused,
 )
 from sandbox_kernel.paths import private_dir
@@ -34,6 +35,7 @@ from sandbox_kernel.tunnel.tunnel import Tunnel
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 _LOG_LINES, _LOG_SIZE = 20, 4000
+_INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT = 10.0, 30.0
 
 
 class SandboxedKernel:
@@ -201,11 +203,22 @@ class SandboxedKernel:
             self.tunnel.listen(address, f"kernel:{channel}", PRIORITY[channel])
 
     async def send_signal(self, signum: int) -> None:
-        """Signal the kernel's process group. No error if it has ended."""
-        if self.exit_code is None:
-            if signum in (signal.SIGKILL, signal.SIGTERM):
-                self._expected = True
-            await self.tunnel.control.call("signal", signum=int(signum))
+        """Signal the kernel's process group. No error if it has ended.
+
+        SandboxTimeout if the sandbox does not answer, but not for an interrupt: that one is only
+        late, and whoever shuts a kernel down begins with it.
+        """
+        if self.exit_code is not None:
+            return
+        if signum in (signal.SIGKILL, signal.SIGTERM):
+            self._expected = True
+        timeout = _INTERRUPT_TIMEOUT if signum == signal.SIGINT else _SIGNAL_TIMEOUT
+        try:
+            await self.tunnel.control.call("signal", signum=int(signum), timeout=timeout)
+        except SandboxTimeout as error:
+            if signum != signal.SIGINT:
+                raise
+            self.log.warning("%s The kernel is interrupted when it can be reached again.", error)
 
     def expect_exit(self) -> None:
         """The kernel is about to be shut down: its exit is no accident."""
@@ -268,7 +281,8 @@ class SandboxedKernel:
             if self.exit_code is not None or generation != self._generation:
                 return  # meanwhile the sandbox was lost, too, or the kernel started anew
             tail = "\n".join(printable(str(output)[-_LOG_SIZE:]).strip().split("\n")[-_LOG_LINES:])
-            self.log.error(
+            self.log.log(
+                logging.ERROR if code else logging.INFO,  # a client may have shut it down
                 "The kernel in sandbox %s died: %s.%s",
                 self.handle.name,
                 self.death,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import tempfile
 import time
@@ -19,6 +20,8 @@ from typing import Any
 from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.spec import SandboxSpec, check_name
+
+log = logging.getLogger("sandbox_kernel")
 
 VERSION = 1
 
@@ -85,12 +88,15 @@ class Records:
             ) from None
 
     def list(self, backend: str) -> list[Record]:
-        """All readable records of a backend, oldest first."""
+        """All readable records of a backend, oldest first; an unreadable one is logged."""
         found = []
         for path in self._folder(backend).glob("*.json"):
-            # Removed by another process between the listing and the reading.
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found.append(self._read(path))
+            except FileNotFoundError:
+                continue  # removed by another process since the listing
+            except SandboxError as error:
+                log.warning("%s", error)
         return sorted(found, key=lambda r: r.created)
 
     def delete(self, backend: str, name: str) -> None:

@@ -108,8 +108,9 @@ class Agent:
         write.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.loop.stop())
+        # Handlers, because a kernel would inherit SIG_IGN; a link that breaks is an OSError here.
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # a link that breaks is an OSError, no death
+            signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
 
         def woken() -> None:
@@ -206,6 +207,7 @@ class Agent:
         print("the session is over:", why, flush=True)
         self._end_session()
         self._peer = None
+        self._session_id = ""
 
     def _end_session(self) -> None:
         if self._peer is None:
@@ -372,6 +374,8 @@ class _Greeter:
     def _descriptors(self) -> None:
         try:
             message, fds, _, _ = socket.recv_fds(self._connection, 4096, 2)
+        except BlockingIOError:
+            return
         except OSError:
             return self.close()
         try:

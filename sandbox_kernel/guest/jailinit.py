@@ -341,8 +341,8 @@ class JailInit:
 
     def _start(self, child: Child, request: dict[str, Any], actions: list[tuple[Any, ...]]) -> int:
         argv = request["argv"]
-        environ = {**self._environ, **request.get("env", {})}
         cwd = request["cwd"]
+        environ = {**self._environ, "PWD": cwd, **request.get("env", {})}
         try:
             os.chdir(cwd)
         except OSError as error:

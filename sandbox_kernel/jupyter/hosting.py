@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,9 @@ from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 
 EXIT_TIMEOUT = 10.0
+
+PASSED_ON = ("JPY_SESSION_NAME",)
+"""Environment variables of this process that a kernel may see without being named in its spec."""
 
 _ours: dict[str, SandboxedKernel] = {}
 """Sandboxes that this process must end when it exits."""
@@ -86,6 +90,14 @@ def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
     if prefix in system or os.path.dirname(program) in ("/bin", "/sbin"):
         return spec
     return replace(spec, readable=(*spec.readable, prefix))
+
+
+def with_interpreter(argv: Sequence[str], spec: SandboxSpec) -> list[str]:
+    """The command line, run by the interpreter that the spec names. Jupyter has turned a
+    kernelspec's plain ``python`` into the interpreter of this process."""
+    if spec.python and argv and argv[0] == sys.executable:
+        return [spec.python, *argv[1:]]
+    return list(argv)
 
 
 def addresses(connection: Mapping[str, Any]) -> dict[str, str | tuple[str, int]]:

@@ -28,7 +28,6 @@ from sandbox_kernel.tunnel.endpoints import PRIORITY
 
 DEFAULTS: dict[str, Any] = {"lease_seconds": 60.0}
 """Nobody re-attaches to a kernel whose launcher has died, so it need not wait for long."""
-PASSED_ON = ("JPY_SESSION_NAME",)
 PARENT_INTERVAL = 1.0
 SHUTDOWN_GRACE = 1.0
 """Seconds for the kernel to end after SIGTERM. Clients kill a launcher that takes long."""
@@ -102,7 +101,7 @@ class Launcher:
             await kernel.launch(
                 argv,
                 env={
-                    **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+                    **{name: os.environ[name] for name in hosting.PASSED_ON if name in os.environ},
                     **self._configuration.spec.env,
                 },
                 cwd=kernel.handle.workdir,

@@ -38,9 +38,6 @@ from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 
-PASSED_ON = ("JPY_SESSION_NAME",)
-"""Environment variables of the server that a kernel may see without being named in its spec."""
-
 
 def _setting(name: str) -> TraitType[Any, Any]:
     """A configurable trait; SandboxSpec says what is a good value."""
@@ -208,14 +205,13 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def _launch(
         self, cmd: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> None:
+        argv = hosting.with_interpreter(self._guest_command(cmd), configuration.spec)
         if self._kernel is None:
-            self._kernel = await hosting.create_kernel(
-                configuration, self._guest_command(cmd), self.log
-            )
+            self._kernel = await hosting.create_kernel(configuration, argv, self.log)
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
         await kernel.launch(
-            self._guest_command(cmd),
+            argv,
             env=self._guest_env(env, configuration),
             cwd=kernel.handle.workdir,
             connection=hosting.guest_connection(self.connection_info),
@@ -232,8 +228,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         return ["{connection_file}" if argument in known else argument for argument in cmd]
 
     def _guest_env(self, env: dict[str, str], configuration: KernelConfiguration) -> dict[str, str]:
-        """Only what the kernelspec and the sandbox's spec name, and PASSED_ON."""
-        names = [*(self.kernel_spec.env if self.kernel_spec else {}), *PASSED_ON]
+        """Only what the kernelspec and the sandbox's spec name, and what hosting passes on."""
+        names = [*(self.kernel_spec.env if self.kernel_spec else {}), *hosting.PASSED_ON]
         return {**{n: env[n] for n in names if n in env}, **configuration.spec.env}
 
     async def _forget_lost_sandbox(self) -> None:

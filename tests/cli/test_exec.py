@@ -205,7 +205,7 @@ def test_shell(cli: Cli, jail: str) -> None:
 def test_shell_interrupt_is_a_key(cli: Cli, jail: str) -> None:
     """Ctrl-C goes to what runs in the sandbox; the shell goes on."""
     with at_terminal(cli, "shell", jail) as terminal:
-        terminal.type("echo rea''dy; sleep 1000\n")
+        terminal.type("sh -c \"echo rea''dy; exec sleep 1000\"\n")
         terminal.expect("ready")
         terminal.type("\x03")
         terminal.type("echo on''ward\n")

@@ -51,10 +51,11 @@ def test_install_a_launcher(cli: Cli, prefix: Path) -> None:
 
 
 def test_install_with_another_python(cli: Cli, prefix: Path) -> None:
-    """--python is both the interpreter that runs the kernel and the one that is shown."""
+    """--python names the interpreter; all that is true of ipykernel stays in the kernelspec."""
     cli("install", "local", "--prefix", str(prefix), "--name", "p", "--python", sys.executable)
     kernel = kernel_json(prefix, "p")
-    assert kernel["argv"][0] == sys.executable
+    assert kernel["argv"][0] == "python"
+    assert kernel["metadata"]["debugger"] is True
     assert kernel["metadata"]["kernel_provisioner"]["config"]["python"] == sys.executable
 
 

@@ -12,8 +12,9 @@ import pytest
 from sandbox_kernel import __version__
 from sandbox_kernel.cli import main
 from sandbox_kernel.cli.parser import parse, spec_values
-from sandbox_kernel.cli.text import age, printable, table
+from sandbox_kernel.cli.text import age, table
 from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.text import printable
 
 from .running import Cli
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.kernels.conftest import KernelStarter, own_folder
 from tests.kernels.live import folders_in, jail_processes, wait_until
 
 _SUMMARY = pytest.StashKey[list[str]]()
+_TALLY = pytest.StashKey[Counter[str]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,12 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     for line in config.stash.get(_SUMMARY, []):
         terminalreporter.write_line(line)
+    if tally := config.stash.get(_TALLY, None):
+        terminalreporter.write_line(
+            f"{tally['faults']} planned faults on {tally['links']} links of {tally['kernels']} "
+            f"kernels, under {tally['messages']} messages: none lost, doubled or reordered"
+        )
 
 
 @pytest.fixture
 def summary(request: pytest.FixtureRequest) -> list[str]:
     """Lines for the end of the whole test run."""
     return request.config.stash.setdefault(_SUMMARY, [])
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Counter[str]:
+    """Counts over all planned faults of the run, for its end."""
+    return request.config.stash.setdefault(_TALLY, Counter())
 
 
 @pytest.fixture(autouse=True)

@@ -129,6 +129,7 @@ def guest(behaviour: str) -> None:
 
     # --- before the kernel is launched
     if behaviour == "garbage":
+        call()
         for_ever(lambda: write(os.urandom(65536)))
     if behaviour == "an old welcome again and again":
         for _ in range(100):

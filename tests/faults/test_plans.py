@@ -6,55 +6,66 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
 from tests.kernels.conftest import KernelStarter
 
 from .shaped import FAULTS, Faults, Plan, Shape, install
-from .traffic import Traffic
+from .traffic import Traffic, at_once
 
 SEEDS = int(os.environ.get("SANDBOX_KERNEL_TEST_SEEDS", "12"))
+BATCH = 4
 
 
-def run_over(shape: Shape, start_kernel: KernelStarter, summary: list[str]) -> Faults:
-    with install(shape) as faults:
+def talk_over(
+    shapes: list[Shape], start_kernel: KernelStarter, tally: Counter[str]
+) -> list[Faults]:
+    """A kernel for each shape, and a round of everything with all of them at once."""
+    talks = []
+    for shape in shapes:
+        with install(shape) as faults:
+            talks.append((faults, start_kernel()))
+
+    def talk(number: int) -> None:
+        faults, live = talks[number]
         try:
-            live = start_kernel()
-            traffic = Traffic(live, shape.plan.seed)
+            traffic = Traffic(live, faults.shape.plan.seed)
             traffic.round()
         except BaseException:
             print(f"To see this again: {faults!r}")
             raise
-        summary.append(f"{faults!r}: {traffic.messages} messages, all once and in order")
-        return faults
+        tally.update(
+            kernels=1,
+            messages=traffic.messages,
+            links=faults.links,
+            faults=faults.faults.total(),
+        )
+
+    at_once(talk, len(talks))
+    return [faults for faults, _ in talks]
 
 
-@pytest.mark.parametrize("byte_exact", [True, False], ids=["raw", "base64"])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.usefixtures("impatient")
-def test_each_fault_alone(
-    fault: str, byte_exact: bool, start_kernel: KernelStarter, summary: list[str]
-) -> None:
+def test_each_fault_alone(fault: str, start_kernel: KernelStarter, tally: Counter[str]) -> None:
     """Everything arrives once and in order, whatever happens a dozen times on the way."""
-    shape = Shape(byte_exact=byte_exact, plan=Plan((fault,), seed=1, every=150_000, limit=12))
-    faults = run_over(shape, start_kernel, summary)
-    assert faults.faults[fault] >= 5
+    plan = Plan((fault,), seed=1, every=150_000, limit=12)
+    shapes = [Shape(byte_exact=exact, plan=plan) for exact in (True, False)]
+    for faults in talk_over(shapes, start_kernel, tally):
+        assert faults.faults[fault] >= 5
 
 
-@pytest.mark.parametrize("delay", [0.001, 0.05, 0.3])
-def test_delays(delay: float, start_kernel: KernelStarter, summary: list[str]) -> None:
-    """A distant sandbox is slow, and that is all."""
-    run_over(Shape(delay=delay), start_kernel, summary)
+def test_delays_and_narrow_links(start_kernel: KernelStarter, tally: Counter[str]) -> None:
+    """A distant sandbox is slow, and that is all; also with one megabyte a second, as text."""
+    shapes = [Shape(delay=delay) for delay in (0.001, 0.05, 0.3)]
+    talk_over([*shapes, Shape(bandwidth=1e6, byte_exact=False)], start_kernel, tally)
 
 
-def test_narrow_link(start_kernel: KernelStarter, summary: list[str]) -> None:
-    """One megabyte a second, as text."""
-    run_over(Shape(bandwidth=1e6, byte_exact=False), start_kernel, summary)
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 @pytest.mark.usefixtures("impatient")
-def test_random_plan(seed: int, start_kernel: KernelStarter, summary: list[str]) -> None:
+def test_random_plans(first: int, start_kernel: KernelStarter, tally: Counter[str]) -> None:
     """Several faults at once, on links of any kind."""
-    run_over(Shape.random(seed), start_kernel, summary)
+    seeds = range(first, min(first + BATCH, SEEDS))
+    talk_over([Shape.random(seed) for seed in seeds], start_kernel, tally)

@@ -9,8 +9,6 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -21,7 +19,7 @@ from tests.kernels.live import Live, wait_until
 
 from .jail import agent_of, open_files, processes_of
 from .shaped import Faults, Shape, install
-from .traffic import Traffic
+from .traffic import Traffic, at_once
 
 CUTS = int(os.environ.get("SANDBOX_KERNEL_TEST_CUTS", "1000"))
 ROWS = {
@@ -87,10 +85,7 @@ def test_a_thousand_cuts(start_kernel: KernelStarter, summary: list[str]) -> Non
     rows = [_start(name, shape, start_kernel) for name, shape in ROWS.items()]
     each = -(-CUTS // len(rows))
     begun = time.monotonic()
-    with ThreadPoolExecutor(len(rows)) as threads:
-        running = [threads.submit(_own_loop(row.talk), each, n) for n, row in enumerate(rows)]
-        for thread in running:
-            thread.result()
+    at_once(lambda number: rows[number].talk(each, number), len(rows))
     cuts, messages = sum(r.cuts for r in rows), sum(r.traffic.messages for r in rows)
     summary.append(
         f"{cuts} cuts under {messages} messages in {time.monotonic() - begun:.0f} s: "
@@ -112,18 +107,3 @@ def _start(name: str, shape: Shape | None, start_kernel: KernelStarter) -> Row:
             live = start_kernel()
     traffic = Traffic(live, seed=len(name))
     return Row(name, live, traffic, faults, len(processes_of(live)))
-
-
-def _own_loop(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """A blocking client needs a loop in its thread, and leaves it open."""
-
-    def run(*args: int) -> None:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            function(*args)
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
-
-    return run

@@ -6,9 +6,11 @@ on any channel, in either direction, is an AssertionError in the next exchange a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.kernels.live import PATIENCE, Live
@@ -35,6 +37,23 @@ kernel.comm_manager.register_target("echo", opened)
 
 def noise(seed: str, size: int) -> bytes:
     return hashlib.shake_128(seed.encode()).digest(size)
+
+
+def at_once(talk: Callable[[int], None], number: int) -> None:
+    """Run ``talk(0)``, ``talk(1)``, ... in a thread each. A blocking client needs a loop there."""
+
+    def run(n: int) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            talk(n)
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    with ThreadPoolExecutor(number) as threads:
+        for done in [threads.submit(run, n) for n in range(number)]:
+            done.result()
 
 
 class Traffic:

@@ -218,7 +218,6 @@ def test_the_socket_belongs_to_its_user_only(host: Host) -> None:
     assert os.stat(os.path.join(host.agent.folder, "agent.sock")).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.xfail(reason="the agent welcomes a session that it has ended as if it were new")
 def test_a_session_that_broke_the_protocol_cannot_go_on(host: Host) -> None:
     """The agent has forgotten it: resuming is refused, and a new session is welcome."""
     host.call("info")
@@ -322,17 +321,8 @@ def test_a_kernel_that_is_killed_by_a_signal(host: Host) -> None:
     assert host.event()["exit_code"] == -signal.SIGKILL
 
 
-INHERITED = pytest.mark.xfail(reason="the agent's SIG_IGN is inherited by kernels")
-
-
 @pytest.mark.parametrize(
-    "signum",
-    [
-        pytest.param(signal.SIGINT, marks=INHERITED),
-        pytest.param(signal.SIGHUP, marks=INHERITED),
-        signal.SIGTERM,
-        signal.SIGPIPE,
-    ],
+    "signum", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE]
 )
 def test_a_kernel_starts_with_the_default_signals(host: Host, signum: int) -> None:
     """What the agent ignores for itself, a kernel in any language must not inherit."""

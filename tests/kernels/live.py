@@ -97,7 +97,8 @@ class Live:
 
     def begin(self, code: str) -> str:
         """Send a cell, and come back as soon as it has printed a line; its message id."""
-        message_id = self.client.execute(code)
+        # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
+        message_id = self.client.execute(code, stop_on_error=False)
         until_message(self.client, message_id, "stream")
         return message_id
 

@@ -248,7 +248,7 @@ def execute(channel: Any, code: str, *, until: str = "idle") -> str:
         "store_history": True,
         "user_expressions": {},
         "allow_stdin": False,
-        "stop_on_error": True,
+        "stop_on_error": False,
     }
     message = {
         "header": header,

@@ -36,13 +36,6 @@ def test_interrupt_ends_input(live: Live) -> None:
     assert until_reply(live.client, cell)["ename"] == "KeyboardInterrupt"
 
 
-def test_history_and_completion(live: Live) -> None:
-    """The other requests of the shell channel."""
-    live.ok("alphabet = 1")
-    reply = live.client.complete("alphab", reply=True, timeout=PATIENCE)
-    assert reply["content"]["matches"] == ["alphabet"]
-
-
 @pytest.mark.slow
 def test_output_of_100_megabytes(live: Live) -> None:
     """One message of 100 MB, then the same as a stream of text: not a byte is missing."""
@@ -58,6 +51,7 @@ def test_output_of_100_megabytes(live: Live) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_many_small_outputs(live: Live) -> None:
     """100,000 outputs, each a message of its own, all there and in order.
 

@@ -55,16 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     values = spec_values(arguments)
     spec = SandboxSpec.from_mapping(values, where="the command line")
     load_backend(arguments.backend).capabilities.check(spec, arguments.backend)
-    argv = arguments.command or None
-    if argv is None and spec.python:
-        # The template's `python` would be that of whoever starts the kernel.
-        argv = [spec.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     folder = write_kernelspec(
         name=arguments.name,
         display_name=arguments.display_name,
         backend=arguments.backend,
         spec_config=values,
-        argv=argv,
+        argv=arguments.command or None,
         language=arguments.language or "python",
         launcher=arguments.launcher,
         user=arguments.user,

@@ -19,6 +19,7 @@ import sys
 FD_VARIABLE = "SANDBOX_KERNEL_WARM_FD"
 SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
 MAX_REQUEST = 2**20
+PR_SET_DUMPABLE = 4
 
 # What a kernel has imported by the time that it has run its first cell.
 MODULES = (
@@ -75,6 +76,7 @@ def fingerprint() -> "list[object]":
 
 def serve(fd: int) -> None:
     """Fork a kernel a request. Returns in each kernel, never in this process."""
+    import ctypes
     import gc
     import json
     import signal
@@ -90,6 +92,9 @@ def serve(fd: int) -> None:
     gc.freeze()
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)  # a module has started a thread, which no fork would have
+    # Kernels run under the same user: none may change what later ones are made from.
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     sock = socket.socket(fileno=fd)
     sock.send(json.dumps({"ready": True}).encode())
     while True:
@@ -120,6 +125,7 @@ def serve(fd: int) -> None:
         os.environ.clear()
         os.environ.update(request["env"])
         signal.set_wakeup_fd(-1)
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         gc.unfreeze()
         return
 

@@ -1,0 +1,62 @@
+"""What a kernel's command line and settings mean for its sandbox."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter.configuration import read_configuration
+from sandbox_kernel.spec import SandboxSpec
+
+ARGV = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
+
+
+def test_the_interpreter_of_the_spec_runs_the_kernel() -> None:
+    """Jupyter makes its own interpreter of a kernelspec's `python`; the spec's is meant."""
+    spec = SandboxSpec(python="/opt/other/bin/python")
+    assert hosting.with_interpreter([sys.executable, *ARGV], spec) == [
+        "/opt/other/bin/python",
+        *ARGV,
+    ]
+    assert hosting.with_interpreter(["xpython", *ARGV], spec) == ["xpython", *ARGV]
+    assert hosting.with_interpreter([sys.executable], SandboxSpec()) == [sys.executable]
+
+
+def test_the_environment_that_a_command_line_names_is_shown() -> None:
+    """A Python brings its packages; another program brings the prefix that it lies in."""
+    spec = SandboxSpec(name="s")
+    assert hosting.show_program(spec, [sys.executable]).python == sys.executable
+    assert hosting.show_program(spec, ["/opt/env/bin/xcpp"]).readable == ("/opt/env",)
+    assert hosting.show_program(spec, ["/usr/bin/bash"]) == spec
+    assert hosting.show_program(spec, ["no-such-program-anywhere"]) == spec
+
+
+def test_layers_of_settings() -> None:
+    """The kernelspec is the weakest, then configuration, then the environment."""
+    found = read_configuration(
+        {"memory_mib": 100, "cpus": 1, "processes": 50},
+        {"memory_mib": 200, "cpus": 2},
+        default_name="kernel-x",
+        environ={"SANDBOX_KERNEL_MEMORY_MIB": "300", "SANDBOX_KERNEL_WARM_START": "no"},
+    )
+    assert (found.spec.memory_mib, found.spec.cpus, found.spec.processes) == (300, 2, 50)
+    assert (found.spec.name, found.named, found.warm_start) == ("kernel-x", False, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"memory": 1}, "Did you mean 'memory_mib'"),
+        ({"guest_transport": "udp"}, "guest_transport is 'ipc' or 'tcp'"),
+        ({"keep_on_exit": "perhaps"}, "keep_on_exit is true or false"),
+        ({"pool_size": -1}, "pool_size takes a number that is not negative"),
+        ({"pool_size": "many"}, "pool_size takes a number that is not negative"),
+    ],
+)
+def test_nonsense_is_refused(values: dict[str, object], message: str) -> None:
+    """Each error names the key and says what it takes."""
+    with pytest.raises(SpecError, match=message):
+        read_configuration(values, default_name="k", environ={})
