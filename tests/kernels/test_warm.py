@@ -1,0 +1,148 @@
+"""A kernel that is forked from a warm interpreter is the same as one that is started afresh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_kernel.guest.warmstart import can_be_warm, early_variables
+
+from .conftest import StartKernel
+from .live import PATIENCE, Live
+
+FORKED = """
+import os
+_others = []
+for _pid in os.listdir("/proc"):
+    if _pid.isdigit() and int(_pid) != os.getpid():
+        with open(f"/proc/{_pid}/cmdline") as _f:
+            if "ipykernel_launcher" in _f.read(): _others.append(int(_pid))
+print(len(_others))
+"""
+"""Prints how many interpreters wait to become kernels."""
+
+PORTRAIT = """
+import ctypes, gc, json, os, random, signal, sys, threading
+def read(name):
+    with open(f"/proc/self/{name}") as file:
+        return file.read()
+status = dict(line.split(":", 1) for line in read("status").splitlines())
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags),
+    "executable": sys.executable, "prefix": sys.prefix, "cmdline": read("cmdline"),
+    "comm": read("comm"), "cwd": os.getcwd(), "environ": dict(os.environ),
+    "leader": os.getpid() == os.getsid(0) == os.getpgrp(),
+    "parent": open(f"/proc/{os.getppid()}/comm").read(),
+    "signals": {str(n): str(signal.getsignal(n)) for n in (1, 2, 13, 15, 17)},
+    "masks": [status[key].strip() for key in ("SigBlk", "SigIgn")],
+    "stdio": [os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in range(3)],
+    "buffering": [sys.__stdout__.line_buffering, sys.__stderr__.line_buffering],
+    "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "frozen": gc.get_freeze_count(),
+    "main": sys.modules["__main__"].__name__, "limits": read("limits"),
+    "ours": sorted(m for m in sys.modules if "sandbox" in m),
+    "threads": sorted(t.name.rstrip("0123456789") for t in threading.enumerate()),
+}))
+"""
+
+
+def portrait(live: Live) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(live.ok(PORTRAIT).text())
+    return found
+
+
+def test_a_forked_kernel_cannot_be_told_from_a_fresh_one(start_kernel: StartKernel) -> None:
+    """Command line, paths, environment, signals, descriptors, process group: all the same."""
+    forked, fresh = start_kernel(), start_kernel(warm_start=False)
+    assert forked.ok(FORKED).text() == "1\n"
+    assert fresh.ok(FORKED).text() == "0\n"
+    assert portrait(forked) == portrait(fresh)
+
+
+def test_random_numbers_differ_after_each_restart(live: Live) -> None:
+    """Two kernels that are forked from the same interpreter are not the same dice."""
+    dice = "import random, uuid, tempfile; print(random.random(), uuid.uuid4(), tempfile.mktemp())"
+    seen = {live.ok(dice).text()}
+    for _ in range(2):
+        live.manager.restart_kernel(now=True)
+        live.client.wait_for_ready(timeout=PATIENCE)
+        seen.add(live.ok(dice).text())
+    assert len(seen) == 3
+
+
+def test_changed_packages_are_seen_after_a_restart(live: Live) -> None:
+    """A warm interpreter whose packages have changed is replaced, not used."""
+    live.ok(
+        """
+        import sysconfig, pathlib
+        site = pathlib.Path(sysconfig.get_path("purelib"))
+        (site / "just_installed.pth").write_text("import sys; sys.just_installed = True\\n")
+        """.replace("\n        ", "\n")
+    )
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok("import sys; sys.just_installed").value == "True"
+    assert live.ok(FORKED).text() == "1\n"
+
+
+def test_the_warm_interpreter_may_die(live: Live) -> None:
+    """Without it a kernel starts plainly, and the next one is forked again."""
+    live.ok(FORKED + "\nos.kill(_others[0], 9)")
+    for _ in range(2):
+        live.manager.restart_kernel(now=True)
+        live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok(FORKED).text() == "1\n"
+
+
+def test_a_kernel_cannot_change_what_the_next_is_made_from(live: Live) -> None:
+    """The warm interpreter's memory and descriptors are closed to the kernel."""
+    live.ok(
+        FORKED
+        + """
+for _name in ("mem", "environ", "fd/0", "maps"):
+    try:
+        open(f"/proc/{_others[0]}/{_name}", "rb").read(1)
+    except PermissionError:
+        continue
+    raise AssertionError(_name)
+"""
+    )
+
+
+def test_environment_that_an_interpreter_reads_at_its_start(
+    folder: Path, start_kernel: StartKernel
+) -> None:
+    """Such a kernel is started plainly, so that the variables have their effect."""
+    live = start_kernel(env={"PYTHONHASHSEED": "7", "GREETING": "hello"})
+    assert live.ok(
+        "import sys, os; sys.flags.hash_randomization, os.environ['GREETING']"
+    ).value == ("(1, 'hello')")
+    seeded = live.ok("hash('a')").value
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok("hash('a')").value == seeded
+
+
+@pytest.mark.parametrize(
+    ("command", "warm"),
+    [
+        (["python", "-m", "ipykernel_launcher", "-f", "x"], True),
+        (["python", "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "x"], True),
+        (["python", "-I", "-m", "ipykernel_launcher", "-f", "x"], False),
+        (["python", "-m", "bash_kernel", "-f", "x"], False),
+        (["ipykernel_launcher", "-f", "x"], False),
+        (["python", "ipykernel_launcher"], False),
+        ([], False),
+    ],
+)
+def test_which_command_lines_are_kept_warm(command: list[str], warm: bool) -> None:
+    """Only ipykernel's, and only with flags under which the warm interpreter can be made."""
+    assert can_be_warm(command) is warm
+
+
+def test_variables_that_matter_before_python_runs() -> None:
+    """These cannot be set in a fork; all others can."""
+    found = early_variables({"PYTHONPATH": "x", "LD_PRELOAD": "y", "HOME": "z", "A": "b"})
+    assert found == {"PYTHONPATH": "x", "LD_PRELOAD": "y"}
