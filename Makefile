@@ -73,9 +73,11 @@ lint: $(VENV)/.test  ## ruff: rules and format
 types: $(VENV)/.test  ## mypy --strict
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -m mypy --no-error-summary tools
+	@$(PY) -m mypy --no-error-summary -p benchmarks
 
 coverage-wire: $(VENV)/.test  ## the wire protocol must be covered by its own tests, every branch
-	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/guest/wire -m pytest -q tests/wire
+	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/guest/wire -m pytest -q \
+	  $(addprefix tests/wire/test_,frames.py codec.py handshake.py session.py mux.py)
 	@$(PY) -m coverage report --data-file=.coverage.wire --fail-under=100 --show-missing --skip-covered
 
 format: $(VENV)/.test  ## rewrite the sources as ruff likes them

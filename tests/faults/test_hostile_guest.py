@@ -74,6 +74,7 @@ def log() -> Iterator[LogLines]:
     """What is logged must not be a flood."""
     handler = LogLines()
     logging.getLogger().addHandler(handler)
+    logging.getLogger("hostile").setLevel(logging.INFO)
     yield handler
     logging.getLogger().removeHandler(handler)
     assert len(handler.lines) <= 20, handler.lines[:30]
