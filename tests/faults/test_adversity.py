@@ -5,6 +5,7 @@ Never in a hang, and never in a loop that burns a core.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -14,12 +15,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.errors import SessionRefused
 from sandbox_kernel.guest.wire import session
 from sandbox_kernel.jupyter.hosting import addresses
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel.background import background_loop, submit
 from tests.kernels.conftest import KernelStarter
 from tests.kernels.live import PATIENCE, Live, wait_until
@@ -293,3 +299,34 @@ def test_the_sandbox_is_killed(live: Live) -> None:
     wait_until(lambda: not live.manager.is_alive(), "the kernel is known to be lost")
     assert "has ended: it was killed" in live.provisioner.death
     assert_idle()
+
+
+# --- somebody else wants it
+
+
+def attach(live: Live) -> SandboxedKernel:
+    """What another process does that has found the sandbox's record."""
+    log = logging.getLogger("another process")
+    return submit(SandboxedKernel.attach(LocalClient(), live.sandbox, log)).result(60)
+
+
+def test_another_process_takes_the_kernel_over(live: Live) -> None:
+    """The newest wins; the old one is told who has it, and does not try to get it back."""
+    live.ok("kept = 42")
+    other = attach(live)
+    wait_until(lambda: not live.manager.is_alive(), "the old owner knows")
+    assert "another host process has taken this sandbox over" in live.provisioner.death
+    assert other.exit_code is None
+    assert submit(other.tunnel.control.call("status")).result(30)["running"]
+    submit(other.detach()).result(30)
+
+
+def test_a_wrong_token_gets_nothing(live: Live) -> None:
+    """Who does not know the sandbox's token is refused, and its owner does not notice."""
+    record = Records().load("local", live.sandbox)
+    Records().save(replace(record, kernel={"token": "0" * 64}))
+    with pytest.raises(SessionRefused, match="token"):
+        attach(live)
+    Records().save(record)
+    Traffic(live, seed=1).round()
+    assert live.kernel.tunnel.reconnects == 0

@@ -321,9 +321,7 @@ def test_a_kernel_that_is_killed_by_a_signal(host: Host) -> None:
     assert host.event()["exit_code"] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE]
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE])
 def test_a_kernel_starts_with_the_default_signals(host: Host, signum: int) -> None:
     """What the agent ignores for itself, a kernel in any language must not inherit."""
     host.launch("sleep", "600")

@@ -34,7 +34,6 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("code", "cause"),
     [
         ("import os; os._exit(3)", "exit code 3"),
-        ("import os; os._exit(0)", "exit code 0"),
         ("import os; os.kill(os.getpid(), 9)", "killed by signal 9 (SIGKILL)"),
         ("import os; os.abort()", "killed by signal 6 (SIGABRT)"),
         ("import ctypes; ctypes.string_at(0)", "killed by signal 11 (SIGSEGV)"),
@@ -48,6 +47,15 @@ def test_the_cause_of_death(
     assert end(live) == cause
     (error,) = errors(caplog)
     assert error.startswith(f"The kernel in sandbox {live.sandbox} died: {cause}.")
+
+
+def test_exit_code_0_is_no_error(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """A kernel that ends well may have been shut down by a client; the log has it all the same."""
+    caplog.set_level(logging.INFO)
+    live.client.execute("import os; os._exit(0)")
+    assert end(live) == "exit code 0"
+    assert errors(caplog) == []
+    assert f"The kernel in sandbox {live.sandbox} died: exit code 0." in caplog.text
 
 
 def test_what_the_kernel_printed_last_is_in_the_log(
