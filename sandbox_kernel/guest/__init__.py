@@ -7,7 +7,8 @@ peer        session + multiplexer + link: one side of a running connection (both
 pump        a stream of the multiplexer <-> a local socket (both sides)
 control     control calls from the host
 kernel      the kernel process
-warmstart   an interpreter with ipykernel imported, to fork kernels from (warm/ is its inside)
+warmstart   keeps an interpreter with ipykernel imported, to fork kernels from (warmprocess
+            starts it, warm/ is its inside)
 agent       the daemon in the sandbox: owns the kernel and the session
 connector   the command that the host runs to reach the agent; it only passes its stdio on
 jailinit    PID 1 of the local jail

@@ -1,14 +1,17 @@
 """Entry point of the guest program: ``agent DIR LEASE [KERNEL...]`` or ``connect DIR CODEC``."""
 
 import sys
-from typing import List, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: "Optional[List[str]]" = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command == "agent" and len(rest) >= 2:
         # First what takes longest: the kernel's imports go on while the agent starts.
-        from .warmstart import WarmProcess, kernel_command
+        from .warmprocess import WarmProcess, kernel_command
 
         warm = WarmProcess.start(kernel_command(rest[2:], rest[0]))
         from .agent import main as agent

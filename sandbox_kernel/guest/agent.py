@@ -23,7 +23,7 @@ from .kernel import CHANNELS, Kernel, LaunchError
 from .loop import Loop
 from .peer import Peer
 from .pump import Pump
-from .warmstart import WarmProcess, kernel_command
+from .warmprocess import WarmProcess, kernel_command
 from .wire import VERSION, WireError
 from .wire.codec import CODECS, make_codec
 from .wire.frames import Buffer, FrameDecoder
@@ -83,6 +83,7 @@ class Agent:
         try:
             self.loop.run()
         finally:
+            signal.set_wakeup_fd(-1)
             self.kernel.kill()
             self.kernel.warm.close()
             os.unlink(os.path.join(self._folder, SOCKET))
@@ -108,8 +109,11 @@ class Agent:
         write.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.loop.stop())
-        # Handlers, because a kernel would inherit SIG_IGN; a link that breaks is an OSError here.
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        # A link that breaks is an OSError here, no death. Kernels are started with the defaults.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
+        # Handlers, because a kernel would inherit that these are ignored.
+        for number in (signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
 

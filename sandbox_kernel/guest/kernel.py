@@ -15,7 +15,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from .loop import LoopLike
-from .warmstart import CONNECTION_FILE, WarmStart, kernel_command
+from .warmprocess import CONNECTION_FILE, kernel_command
+from .warmstart import WarmStart
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 LOG_LIMIT = 256 * 1024

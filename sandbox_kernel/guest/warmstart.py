@@ -9,90 +9,23 @@ started plainly. See ``warm/sitecustomize.py`` for the other end.
 import json
 import os
 import socket
-import subprocess
 from typing import Callable, Dict, List, Optional, Tuple
 
 from .loop import Cancellable, LoopLike
-from .warm.sitecustomize import FD_VARIABLE, MAX_REQUEST, SAVED_VARIABLE
+from .warm import MAX_REQUEST
+from .warmprocess import WarmProcess
 
-LAUNCHER = "ipykernel_launcher"
-CONNECTION_FILE = "connection.json"
 ANSWER_TIMEOUT = 30.0
 """Seconds for the warm kernel to import and fork; after that a plain start is tried."""
 
-_BLOCKING_FLAGS = ("-I", "-E", "-s", "-S", "-c")
 _EARLY_VARIABLES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "PYDEVD", "DEBUGPY", "IPYTHON")
 
 Started = Callable[[Optional[int]], object]
 
 
-def kernel_command(argv: List[str], folder: str) -> List[str]:
-    """The command line to run: ``{connection_file}`` becomes the connection file's path."""
-    path = os.path.join(folder, CONNECTION_FILE)
-    return [argument.replace("{connection_file}", path) for argument in argv]
-
-
-def can_be_warm(command: List[str]) -> bool:
-    """Is this the command line of a kernel that can be forked from a warm one?"""
-    if LAUNCHER not in command or command.index(LAUNCHER) < 2:
-        return False
-    at = command.index(LAUNCHER)
-    return command[at - 1] == "-m" and not any(flag in command[:at] for flag in _BLOCKING_FLAGS)
-
-
 def early_variables(environment: Dict[str, str]) -> Dict[str, str]:
     """The variables that matter before the first line of Python runs."""
     return {k: v for k, v in environment.items() if k.startswith(_EARLY_VARIABLES)}
-
-
-class WarmProcess:
-    """An interpreter that imports ipykernel, and then waits for requests on ``socket``."""
-
-    def __init__(
-        self, command: List[str], process: "subprocess.Popen[bytes]", sock: socket.socket
-    ) -> None:
-        self.command = command
-        self.process = process
-        self.socket = sock
-
-    @classmethod
-    def start(cls, command: List[str]) -> "Optional[WarmProcess]":
-        """None for a command line that cannot be warm, or cannot be run (the plain start will
-        say why)."""
-        if not can_be_warm(command):
-            return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_REQUEST)
-        saved = os.environ.get("PYTHONPATH", "")
-        here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
-        variables = {
-            FD_VARIABLE: str(theirs.fileno()),
-            SAVED_VARIABLE: saved,
-            "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
-        }
-        try:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            return None
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        return cls(command, process, ours)
-
-    def close(self) -> None:
-        self.socket.close()
-        self.process.kill()
-        self.process.wait()
 
 
 class WarmStart:
@@ -106,7 +39,7 @@ class WarmStart:
 
     @property
     def pid(self) -> Optional[int]:
-        return self._warm.process.pid if self._warm is not None else None
+        return self._warm.pid if self._warm is not None else None
 
     def prepare(self, command: List[str]) -> bool:
         """Have a warm process for this command line, if it can have one."""
@@ -176,8 +109,6 @@ class WarmStart:
             answer = json.loads(data)
         except ValueError:  # it has ended, or is not what it should be
             return self.close()
-        if answer.get("ready"):
-            return
         if isinstance(answer.get("pid"), int):
             self._settle(answer["pid"])
         elif answer.get("stale"):

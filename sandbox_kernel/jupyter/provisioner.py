@@ -143,8 +143,14 @@ class SandboxProvisioner(KernelProvisionerBase):
         await self.send_signal(signal.SIGTERM)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        if self._kernel is not None:
-            self._kernel.expect_exit()
+        if self._kernel is None:
+            return
+        self._kernel.expect_exit()
+        control = getattr(self.parent, "_control_socket", None)
+        if self._kernel.exit_code is not None and control is not None:
+            # A dead kernel does not read the manager's shutdown_request. The manager closes this
+            # socket next; if it lingered, the kernel that is started then would obey.
+            control.linger = 0
 
     # --- starting
 

@@ -5,6 +5,7 @@ Never in a hang, and never in a loop that burns a core.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -53,51 +54,63 @@ def test_the_hosts_loop_is_blocked(live: Live) -> None:
     assert live.kernel.tunnel.reconnects == 0
 
 
+class Pause:
+    """Stops the agent alone, or the whole jail, as a laptop does that goes to sleep."""
+
+    def __init__(self, live: Live, whole: bool) -> None:
+        self._live = live
+        self._whole = whole
+        self._stopped: list[int] = []
+
+    def begin(self) -> None:
+        live = self._live
+        self._stopped = list(processes_of(live)) if self._whole else [agent_of(live)]
+        self._signal(signal.SIGSTOP)
+
+    def end(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, signum: int) -> None:
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signum)
+
+
 @pytest.fixture(params=["agent", "jail"])
-def frozen(request: pytest.FixtureRequest, live: Live) -> Iterator[list[int]]:
-    """Pids of the agent alone, or of the whole jail; they run again when the test is over."""
-    pids = [agent_of(live)] if request.param == "agent" else list(processes_of(live))
-    yield pids
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass  # it was removed, as the test wanted
-
-
-def freeze(pids: list[int], signum: int) -> None:
-    for pid in pids:
-        os.kill(pid, signum)
+def pause(request: pytest.FixtureRequest, live: Live) -> Iterator[Pause]:
+    made = Pause(live, request.param == "jail")
+    yield made
+    made.end()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_sandbox_is_paused(live: Live, frozen: list[int]) -> None:
+def test_the_sandbox_is_paused(live: Live, pause: Pause) -> None:
     """A sandbox that stands still is waited for; when it goes on, so does everything else."""
     traffic = Traffic(live, seed=1)
-    freeze(frozen, signal.SIGSTOP)
+    pause.begin()
     wait_until(lambda: not live.kernel.tunnel.connected, "the host gives the link up")
     assert_idle()
-    freeze(frozen, signal.SIGCONT)
+    pause.end()
     wait_until(lambda: live.kernel.tunnel.connected, "the host has a new link")
     traffic.round()
 
 
 @pytest.mark.slow
-def test_the_sandbox_is_paused_for_a_minute(live: Live, frozen: list[int]) -> None:
+def test_the_sandbox_is_paused_for_a_minute(live: Live, pause: Pause) -> None:
     """The same with the real limits: a dead link is found after half a minute of silence."""
     traffic = Traffic(live, seed=1)
-    freeze(frozen, signal.SIGSTOP)
+    pause.begin()
     time.sleep(60)
     assert not live.kernel.tunnel.connected
     assert live.manager.is_alive()
-    freeze(frozen, signal.SIGCONT)
+    pause.end()
     traffic.round()
 
 
 @pytest.mark.slow
-def test_a_paused_sandbox_can_be_shut_down(live: Live, frozen: list[int]) -> None:
+def test_a_paused_sandbox_can_be_shut_down(live: Live, pause: Pause) -> None:
     """It is asked first; when it does not answer, it is killed."""
-    freeze(frozen, signal.SIGSTOP)
+    pause.begin()
     live.client.stop_channels()
     live.manager.shutdown_kernel(now=True)
     assert not live.manager.has_kernel
@@ -318,7 +331,7 @@ def test_another_process_takes_the_kernel_over(live: Live) -> None:
     assert "another host process has taken this sandbox over" in live.provisioner.death
     assert other.exit_code is None
     assert submit(other.tunnel.control.call("status")).result(30)["running"]
-    submit(other.detach()).result(30)
+    submit(other.remove()).result(30)
 
 
 def test_a_wrong_token_gets_nothing(live: Live) -> None:

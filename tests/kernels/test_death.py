@@ -108,6 +108,17 @@ def test_dead_kernel_is_restarted_in_its_sandbox(live: Live) -> None:
     assert live.ok("open('kept.txt').read()").value == "'kept'"
 
 
+def test_graceful_restart_right_after_a_death(live: Live) -> None:
+    """The request that the dead kernel could not read must not shut its successor down."""
+    for _ in range(6):
+        live.client.execute("import os; os._exit(1)")
+        end(live)
+        live.manager.restart_kernel()
+        live.client.wait_for_ready(timeout=PATIENCE)
+        assert live.ok("1 + 1").value == "2"
+        assert live.manager.is_alive()
+
+
 def test_command_that_does_not_exist(start_kernel: KernelStarter, folder: Path) -> None:
     """The error names the sandbox and the command; nothing is left."""
     name = install_kernelspec(folder, "broken", ["/nowhere/kernel"])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.guest.warmstart import can_be_warm, early_variables
+from sandbox_kernel.guest.warmprocess import can_be_warm
+from sandbox_kernel.guest.warmstart import early_variables
 
 from .conftest import StartKernel
 from .live import PATIENCE, Live

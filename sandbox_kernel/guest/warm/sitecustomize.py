@@ -16,6 +16,7 @@ import importlib
 import os
 import sys
 
+# As in __init__.py, which cannot be imported from here.
 FD_VARIABLE = "SANDBOX_KERNEL_WARM_FD"
 SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
 MAX_REQUEST = 2**20
@@ -82,13 +83,12 @@ def serve(fd: int) -> None:
     import signal
     import socket
 
+    gc.disable()  # nothing that is imported will be garbage
     for name in MODULES:
         try:
             importlib.import_module(name)
         except ImportError:  # another version of ipykernel; the kernel will import what it needs
             pass
-    mark = fingerprint()
-    gc.collect()
     gc.freeze()
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)  # a module has started a thread, which no fork would have
@@ -96,7 +96,7 @@ def serve(fd: int) -> None:
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     sock = socket.socket(fileno=fd)
-    sock.send(json.dumps({"ready": True}).encode())
+    mark = fingerprint()
     while True:
         message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 3)
         if not message:
@@ -127,6 +127,7 @@ def serve(fd: int) -> None:
         signal.set_wakeup_fd(-1)
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         gc.unfreeze()
+        gc.enable()
         return
 
 

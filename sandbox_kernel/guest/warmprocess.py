@@ -1,0 +1,87 @@
+"""A warm process: an interpreter that imports ipykernel, and then waits to be forked.
+
+Apart from ``warmstart``, and light, because it is the first thing that an agent does: the kernel's
+imports take longest, so they must begin before the agent's own.
+"""
+
+import os
+import signal
+import socket
+
+from .warm import FD_VARIABLE, MAX_REQUEST, SAVED_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional
+
+LAUNCHER = "ipykernel_launcher"
+CONNECTION_FILE = "connection.json"
+
+_BLOCKING_FLAGS = ("-I", "-E", "-s", "-S", "-c")
+
+
+def kernel_command(argv: "List[str]", folder: str) -> "List[str]":
+    """The command line to run: ``{connection_file}`` becomes the connection file's path."""
+    path = os.path.join(folder, CONNECTION_FILE)
+    return [argument.replace("{connection_file}", path) for argument in argv]
+
+
+def can_be_warm(command: "List[str]") -> bool:
+    """Is this the command line of a kernel that can be forked from a warm one?"""
+    if LAUNCHER not in command or command.index(LAUNCHER) < 2:
+        return False
+    at = command.index(LAUNCHER)
+    return command[at - 1] == "-m" and not any(flag in command[:at] for flag in _BLOCKING_FLAGS)
+
+
+class WarmProcess:
+    """The process, and the socket on which it takes requests."""
+
+    def __init__(self, command: "List[str]", pid: int, sock: socket.socket) -> None:
+        self.command = command
+        self.pid = pid
+        self.socket = sock
+
+    @classmethod
+    def start(cls, command: "List[str]") -> "Optional[WarmProcess]":
+        """None for a command line that cannot be warm. One that cannot be run ends at once, and
+        the plain start will say why."""
+        if not can_be_warm(command):
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            for sock in (ours, theirs):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_REQUEST)
+            saved = os.environ.get("PYTHONPATH", "")
+            here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
+            variables = {
+                FD_VARIABLE: str(theirs.fileno()),
+                SAVED_VARIABLE: saved,
+                "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
+            }
+            pid = os.fork()
+            if not pid:
+                _become(command, {**os.environ, **variables}, theirs.fileno())
+        ours.setblocking(False)
+        return cls(command, pid, ours)
+
+    def close(self) -> None:
+        self.socket.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def _become(command: "List[str]", environment: "Dict[str, str]", fd: int) -> None:
+    """In the child: run the command. Not by posix_spawn, whose children ignore a signal that
+    those of a plain start do not."""
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        os.set_inheritable(fd, True)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        os.execvpe(command[0], command, environment)
+    finally:
+        os._exit(127)
