@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
+import secrets
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.jupyter.pool import drain_all, forget_all, pool_for
 from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.paths import runtime_dir
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
@@ -24,6 +30,9 @@ EXIT_TIMEOUT = 10.0
 
 PASSED_ON = ("JPY_SESSION_NAME",)
 """Environment variables of this process that a kernel may see without being named in its spec."""
+
+_ENDPOINTS = "c-"
+_ENDPOINTS_GRACE = 60.0
 
 _ours: dict[str, SandboxedKernel] = {}
 """Sandboxes that this process must end when it exits."""
@@ -71,6 +80,31 @@ async def remove_kernel(kernel: SandboxedKernel) -> None:
     """End a kernel with its sandbox. Runs on the background loop."""
     await kernel.remove()
     _ours.pop(kernel.handle.name, None)
+
+
+def endpoint_folder() -> str:
+    """A name for the folder of a new kernel's local sockets; it is made when they are.
+
+    On the way, folders that dead processes have left are deleted: old ones where nobody listens.
+    """
+    for folder in runtime_dir().glob(f"{_ENDPOINTS}*"):
+        with contextlib.suppress(OSError):  # somebody else deletes it just now
+            old = time.time() - folder.stat().st_mtime > _ENDPOINTS_GRACE
+            if old and not any(_listens(path) for path in folder.iterdir()):
+                shutil.rmtree(folder)
+    return str(runtime_dir() / f"{_ENDPOINTS}{secrets.token_hex(6)}")
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # it is busy, or something else: not ours to delete
+        return True
 
 
 def disown(kernel: SandboxedKernel) -> None:

@@ -33,7 +33,6 @@ from sandbox_kernel.jupyter.configuration import (
     read_configuration,
 )
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.paths import runtime_dir
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -173,7 +172,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         """IPC sockets in a folder of our own, unless the user has named TCP ports."""
         ports = [getattr(manager, f"{channel}_port") for channel in PRIORITY]
         if manager.transport == "tcp" and not any(ports):
-            self._folder = str(runtime_dir() / f"c-{secrets.token_hex(6)}")
+            self._folder = hosting.endpoint_folder()
             manager.transport = "ipc"
             manager.ip = os.path.join(self._folder, "c")
 

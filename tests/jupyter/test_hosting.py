@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +36,27 @@ def test_the_environment_that_a_command_line_names_is_shown() -> None:
     assert hosting.show_program(spec, ["/opt/env/bin/xcpp"]).readable == ("/opt/env",)
     assert hosting.show_program(spec, ["/usr/bin/bash"]) == spec
     assert hosting.show_program(spec, ["no-such-program-anywhere"]) == spec
+
+
+def test_sockets_of_dead_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder goes when it is old and nobody listens in it; one that is in use stays."""
+    with tempfile.TemporaryDirectory(prefix="sk-") as runtime:
+        monkeypatch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", runtime)
+        folders = {name: Path(runtime, f"c-{name}") for name in ("dead", "live", "young")}
+        sockets = []
+        for name, folder in folders.items():
+            folder.mkdir()
+            sockets.append(socket.socket(socket.AF_UNIX))
+            sockets[-1].bind(str(folder / "c-1"))
+            if name == "live":
+                sockets[-1].listen()
+            if name != "young":
+                os.utime(folder, (0, 0))
+        made = hosting.endpoint_folder()
+        for one in sockets:
+            one.close()
+        assert {name for name, folder in folders.items() if folder.exists()} == {"live", "young"}
+        assert not Path(made).exists()
 
 
 def test_layers_of_settings() -> None:
