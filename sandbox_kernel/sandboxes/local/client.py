@@ -236,11 +236,11 @@ class LocalClient(SandboxClient):
     async def create(self, spec: SandboxSpec) -> LocalHandle:
         self.capabilities.check(spec, self.backend)
         await self.sweep()
-        # The only slow step: it may have to run the interpreter. Nothing exists yet.
+        # The only slow steps: they may have to run the interpreter. Nothing exists yet.
         python = await asyncio.to_thread(environment.describe, spec.python or sys.executable)
         sandbox_id = secrets.token_hex(6)
         folders = Folders.of(spec, sandbox_id)
-        launch = Launch(spec, sandbox_id, folders, python)
+        launch = await asyncio.to_thread(Launch, spec, sandbox_id, folders, python)
         record = Record(self.backend, spec.name, sandbox_id, spec.to_dict())
         creator = ProcessId.of(os.getpid())
         record.data["folders"] = folders.to_json()

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel import guest
 from sandbox_kernel.errors import SpecError, SpecRefused
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.local import bubblewrap, environment, seccomp
@@ -25,6 +24,7 @@ from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.folders import Folders
 from sandbox_kernel.sandboxes.local.limits import Cgroup, Limits
 from sandbox_kernel.sandboxes.local.processes import ProcessId, adopt, reap
+from sandbox_kernel.sandboxes.local.program import compiled_guest
 from sandbox_kernel.sandboxes.local.stream import Port
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
 
@@ -34,6 +34,7 @@ OVERLAY = f"{HOME}/.venv"
 AGENT_FOLDER = "/run/sandbox-kernel"
 GUEST_ROOT = "/opt/sandbox-kernel"
 GUEST_PACKAGE = "sandbox_guest"
+_GUEST_FOLDER = f"{GUEST_ROOT}/{GUEST_PACKAGE}"
 _MAX_INFO = 64 * 1024
 F_SETPIPE_SZ = 1031
 _GIVE_UP_TIMEOUT = 5.0
@@ -68,6 +69,7 @@ class Launch:
         self._folders = folders
         self._python = python
         self._limits = Limits.of(spec)
+        self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self.overlay_python = f"{OVERLAY}/bin/python"
@@ -212,7 +214,7 @@ class Launch:
         own = [
             Bind(str(self._folders.workspace), WORKSPACE, writable=True),
             Bind(str(self._folders.home), HOME, writable=True),
-            Bind(os.path.dirname(guest.__file__), f"{GUEST_ROOT}/{GUEST_PACKAGE}"),
+            Bind(str(self._guest), _GUEST_FOLDER),
         ]
         return [*shown, *hidden, *environment.write_identity(self._folders.etc), *own]
 
