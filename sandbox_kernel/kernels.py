@@ -53,6 +53,7 @@ class SandboxedKernel:
         self.pid: int | None = None
         self.on_exit: Callable[[], object] = lambda: None
         self.tunnel: Tunnel
+        self._owner = secrets.token_hex(8)
         self.log = log
         self._generation = 0
         self._last_exit = (0, 0)
@@ -64,8 +65,15 @@ class SandboxedKernel:
 
     @property
     def taken_over(self) -> bool:
-        """The sandbox, its kernel and its endpoints belong to another process now."""
-        return isinstance(self.tunnel.failure, SessionRefused)
+        """The sandbox, its kernel and its endpoints belong to another process now. The record
+        decides, not the word of the agent, which may be hostile and not want to be removed."""
+        if not isinstance(self.tunnel.failure, SessionRefused):
+            return False
+        try:
+            record = Records().load(self.handle.backend, self.handle.name)
+        except SandboxNotFound:
+            return False
+        return record.kernel.get("owner") != self._owner
 
     # --- making and ending
 
@@ -90,7 +98,7 @@ class SandboxedKernel:
             token = secrets.token_hex(32)
             records = Records()
             record = records.load(handle.backend, handle.name)
-            record.kernel = {"token": token}
+            record.kernel = {"token": token, "owner": kernel._owner}
             records.save(record)
             await kernel._open_tunnel(token)
         except BaseException:
@@ -102,12 +110,16 @@ class SandboxedKernel:
     async def attach(cls, client: SandboxClient, name: str, log: Log) -> SandboxedKernel:
         """Take over a sandbox that another process made (or this one, earlier)."""
         handle = await client.get(name)
-        token = Records().load(handle.backend, name).kernel.get("token")
+        records = Records()
+        record = records.load(handle.backend, name)
+        token = record.kernel.get("token")
         if not isinstance(token, str):
             raise SandboxNotFound(
                 f"Sandbox {name!r} has no kernel to attach to: it was made without one."
             )
         kernel = cls(client, handle, log)
+        record.kernel["owner"] = kernel._owner
+        records.save(record)
         await kernel._open_tunnel(token)
         try:
             kernel._started(await kernel.tunnel.control.call("status"))

@@ -18,9 +18,10 @@ from jupyter_client import KernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_client.utils import run_sync
 
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.errors import SandboxError, SessionRefused
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.tunnel.background import background_loop
 
 from .conftest import KernelStarter
 from .live import PATIENCE, Live, jail_processes, wait_until
@@ -231,3 +232,14 @@ def test_attach_with_a_wrong_token(start_kernel: KernelStarter, folder: Path) ->
         process.kill()
         process.wait()
         assert attach(start_kernel, info).ok("x").value == "41"
+
+
+def test_a_refusal_alone_is_no_takeover(start_kernel: KernelStarter) -> None:
+    """A hostile agent may claim that the sandbox has another owner: it is removed all the same."""
+    live = start_kernel()
+    refusal = SessionRefused("superseded, says the sandbox")
+    background_loop().call_soon_threadsafe(live.kernel.tunnel._end, refusal)
+    wait_until(lambda: not live.manager.is_alive(), "the end of the tunnel")
+    assert not live.kernel.taken_over
+    live.manager.shutdown_kernel(now=True)
+    assert Records().list("local") == []
