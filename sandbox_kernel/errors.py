@@ -39,6 +39,10 @@ class SandboxUnavailable(SandboxError):
     """The backend cannot be used here: an extra, a kernel feature or an account is missing."""
 
 
+class Unsupported(SandboxError):
+    """The backend has no such thing (pausing, snapshots, forks); the message says which."""
+
+
 class SandboxNotFound(SandboxError):
     """No sandbox of that name (or id) exists in the backend."""
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import os
 import socket
+import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from sandbox_kernel.errors import ExecFailed, SandboxTimeout, SpecRefused
+from sandbox_kernel.errors import ExecFailed, SandboxTimeout, SpecRefused, Unsupported
 from sandbox_kernel.spec import SandboxSpec
 
 MAX_OUTPUT = 16 * 2**20
@@ -63,7 +66,12 @@ class Capabilities:
     byte_exact_streams: bool = False
     reattach: bool = False
     pause: bool = False
+    """``pause`` freezes the sandbox with its memory; ``resume`` lets it go on."""
+    restart: bool = False
+    """``resume`` starts a stopped sandbox again, with its files."""
     snapshot: bool = False
+    """``snapshot`` keeps the files; with ``memory``, the running processes, too."""
+    memory: bool = False
     fork: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
     """Field name -> why it is refused and what to do instead."""
@@ -110,6 +118,19 @@ class SandboxInfo:
     """Why the sandbox itself last killed something (memory, disk), in words."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """What the backend adds, e.g. host pids."""
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A state of a sandbox that was kept; ``SandboxClient.restore`` makes sandboxes from it."""
+
+    name: str
+    backend: str
+    sandbox: str
+    """Name of the sandbox that it was taken from."""
+    created: float
+    memory: bool
+    """Whether it holds the running processes, or the files only."""
 
 
 class ExecStream(ABC):
@@ -174,6 +195,9 @@ class SandboxHandle(ABC):
     """A folder in the sandbox, private to its user, for the agent's and the kernel's sockets."""
     workdir: str = "/workspace"
     """Where kernels start."""
+    python: str | None = None
+    """The image's own interpreter, by which kernels and the guest program run (and which may lack
+    ipykernel); None if the backend shows the sandbox the host's interpreter."""
 
     @abstractmethod
     async def open_stream(
@@ -221,18 +245,56 @@ class SandboxHandle(ABC):
     async def info(self) -> SandboxInfo:
         """What is known about the sandbox now. Answers for a dead sandbox, too."""
 
+    async def pause(self) -> None:
+        """Freeze the sandbox, with its memory; every stream to it may break. Idempotent."""
+        raise self._unsupported("paused")
+
+    async def resume(self) -> None:
+        """Bring a paused or stopped sandbox back to running. One that was paused goes on where it
+        was; one that was stopped has its files, but no process. No error if it runs."""
+        raise self._unsupported("resumed")
+
+    async def snapshot(self, name: str) -> SnapshotInfo:
+        """Keep the present state under a name; SandboxExists if that is taken. What the backend
+        cannot keep rightly in the sandbox's present state (running, stopped) is refused."""
+        raise self._unsupported("kept as a snapshot")
+
+    async def fork(self, name: str = "") -> SandboxHandle:
+        """A second sandbox that goes on from this one's memory, while this one goes on, too."""
+        raise self._unsupported("forked")
+
+    def _unsupported(self, what: str) -> Unsupported:
+        return Unsupported(
+            f"Sandbox {self.name!r} cannot be {what}: the backend {self.backend!r} has no way to "
+            f"do it. `sandbox-kernel doctor` lists what each backend can."
+        )
+
     def guest_argv(self, *arguments: str) -> Sequence[str]:
         """The command line that runs the guest program (``sandbox_kernel/guest``) in here.
 
         The default is the zipapp where ``install_guest`` puts it; a backend that can show the
         program to the sandbox without copying overrides both.
         """
-        return ["python3", "-I", GUEST_PATH, *arguments]
+        return [self.python or "python3", "-I", GUEST_PATH, *arguments]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
-        """A kernelspec's command line as it must be run in here. A backend that shows the host's
-        interpreter under another path rewrites it; the default leaves it alone."""
+        """A kernelspec's command line as it must be run in here: with the image's own interpreter
+        in place of the host's, if there is one."""
+        if self.python and argv and os.path.basename(argv[0]).startswith("python"):
+            return [self.python, *argv[1:]]
         return argv
+
+    async def upload(self, folder: str, target: str) -> None:
+        """Put the files of a host folder into a folder of the sandbox, which is made if need be.
+        The default sends a tar archive through an exec's stdin; the sandbox needs Python."""
+        archive = await asyncio.to_thread(_packed, folder)
+        arguments = ["-I", "-c", _UNPACK, target]
+        result = await self.exec(self.python or "python3", arguments, stdin=archive, timeout=600)
+        if not result.ok:
+            raise ExecFailed(
+                f"{folder} could not be put to {target} in sandbox {self.name!r}: "
+                f"{result.output.strip()[-500:]}"
+            )
 
     async def install_guest(self, zipapp: bytes) -> None:
         """Put the guest program into the sandbox, through an exec's stdin."""
@@ -298,6 +360,22 @@ class SandboxClient(ABC):
     async def remove(self, name: str) -> None:
         """Kill if running, and delete with all that it holds. Removing twice is no error."""
 
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
+        """A new sandbox with the spec's name from a snapshot of that name. Otherwise as
+        ``create``."""
+        raise self._no_snapshots()
+
+    async def snapshots(self) -> Sequence[SnapshotInfo]:
+        """This user's snapshots, oldest first."""
+        return []
+
+    async def remove_snapshot(self, name: str) -> None:
+        """Delete a snapshot. Removing twice is no error."""
+        raise self._no_snapshots()
+
+    def _no_snapshots(self) -> Unsupported:
+        return Unsupported(f"The backend {self.backend!r} has no snapshots.")
+
     @abstractmethod
     async def diagnose(self) -> Sequence[Diagnosis]:
         """Can this backend be used here? For ``doctor``. Never raises; tries for real."""
@@ -335,6 +413,21 @@ class Diagnosis:
     """True: works. False: does not, so the backend cannot be used. None: works, with a remark."""
     what: str
     fix: str = ""
+
+
+_UNPACK = """
+import os, sys, tarfile
+os.makedirs(sys.argv[1], exist_ok=True)
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+    archive.extractall(sys.argv[1])
+"""
+
+
+def _packed(folder: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+        archive.add(folder, arcname=".")
+    return packed.getvalue()
 
 
 async def _run(stream: ExecStream, stdin: bytes, max_output: int) -> ExecResult:
