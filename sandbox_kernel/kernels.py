@@ -23,6 +23,7 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SessionRefused,
 )
+from sandbox_kernel.images.packages import provide
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
@@ -89,22 +90,36 @@ class SandboxedKernel:
         handle = await client.create(spec)
         kernel = cls(client, handle, log)
         try:
-            await handle.install_guest(guest_program())
-            warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-            await handle.spawn(
-                handle.guest_argv("agent", handle.agent_folder, str(spec.lease_seconds), *warm),
-                main=True,
-            )
-            token = secrets.token_hex(32)
-            records = Records()
-            record = records.load(handle.backend, handle.name)
-            record.kernel = {"token": token, "owner": kernel._owner}
-            records.save(record)
-            await kernel._open_tunnel(token)
+            await kernel._start_agent(warm_argv)
         except BaseException:
             await asyncio.shield(client.remove(handle.name))
             raise
         return kernel
+
+    async def revive(self, warm_argv: Sequence[str] = ()) -> None:
+        """Start the sandbox again after it had stopped: its files are there, its processes are
+        not. For backends with the capability ``restart``, when the tunnel has failed."""
+        await self.tunnel.close()
+        await self.handle.resume()
+        await self._start_agent(warm_argv)
+
+    async def _start_agent(self, warm_argv: Sequence[str]) -> None:
+        handle = self.handle
+        await handle.install_guest(guest_program())
+        environment = await provide(handle, self.log) if handle.python else {}
+        warm = handle.kernel_argv(warm_argv) if warm_argv else ()
+        lease = str(handle.spec.lease_seconds)
+        await handle.spawn(
+            handle.guest_argv("agent", handle.agent_folder, lease, *warm),
+            env=environment,
+            main=True,
+        )
+        token = secrets.token_hex(32)
+        records = Records()
+        record = records.load(handle.backend, handle.name)
+        record.kernel = {"token": token, "owner": self._owner}
+        records.save(record)
+        await self._open_tunnel(token)
 
     @classmethod
     async def attach(cls, client: SandboxClient, name: str, log: Log) -> SandboxedKernel:

@@ -22,7 +22,13 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Any as AnyTrait
 from traitlets import TraitType
 
-from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, SpecError
+from sandbox_kernel.errors import (
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SandboxTimeout,
+    SpecError,
+)
 from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.jupyter.configuration import (
     OWN_FIELDS,
@@ -194,7 +200,7 @@ class SandboxProvisioner(KernelProvisionerBase):
                 "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
             )
         if self._kernel is not None and self._kernel.tunnel.failure is not None:
-            await self._forget_lost_sandbox()
+            await self._replace_lost_sandbox(self._guest_command(cmd))
         new = self._kernel is None
         try:
             await run(self._launch(cmd, kwargs.get("env", {}), self.configuration()))
@@ -237,19 +243,27 @@ class SandboxProvisioner(KernelProvisionerBase):
         names = [*(self.kernel_spec.env if self.kernel_spec else {}), *hosting.PASSED_ON]
         return {**{n: env[n] for n in names if n in env}, **configuration.spec.env}
 
-    async def _forget_lost_sandbox(self) -> None:
-        """Restarting a kernel whose sandbox has ended: the user gets a new one, and is told. One
-        that was taken over has not ended, and its endpoints are in use."""
+    async def _replace_lost_sandbox(self, cmd: list[str]) -> None:
+        """Restarting a kernel whose sandbox has ended: it is started again if the backend can do
+        that, else the user gets a new one; and is told. One that was taken over has not ended, and
+        its endpoints are in use."""
         lost = self._kernel
         assert lost is not None
         if lost.tunnel.failure is not None and lost.taken_over:
             raise lost.tunnel.failure
+        name, reason = lost.handle.name, lost.tunnel.failure
+        if lost.client.capabilities.restart:
+            try:
+                await run(lost.revive(hosting.with_interpreter(cmd, lost.handle.spec)))
+            except (SandboxGone, SandboxNotFound) as error:
+                reason = error
+            else:
+                self.log.warning("Sandbox %s had ended (%s) and was started again.", name, reason)
+                return
         self.log.warning(
             "Sandbox %s is gone (%s). The kernel is restarted in a new one; files of the old one, "
             "if the backend still has them, are kept until `sandbox-kernel rm %s`.",
-            lost.handle.name,
-            lost.tunnel.failure,
-            lost.handle.name,
+            *(name, reason, name),
         )
         self._kernel = None
         await run(lost.detach())
