@@ -7,15 +7,15 @@ import asyncio
 from collections.abc import Sequence
 
 from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.diagnosis import diagnose
 from sandbox_kernel.cli.parser import Commands, add_command
 from sandbox_kernel.cli.text import print_json
-from sandbox_kernel.errors import SandboxError, SandboxUnavailable, SpecError
+from sandbox_kernel.errors import SpecError
 from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
-from sandbox_kernel.sandboxes.backends import backend_names, load_backend
+from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.base import Diagnosis
 from sandbox_kernel.text import printable
 
-TIMEOUT = 120.0
 _MARKS = {True: "v", False: "x", None: "!"}
 
 
@@ -66,27 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _diagnose_all(backends: Sequence[str]) -> dict[str, Sequence[Diagnosis]]:
-    found = await asyncio.gather(*(_diagnose(backend) for backend in backends))
+    found = await asyncio.gather(*(diagnose(backend) for backend in backends))
     return dict(zip(backends, found, strict=True))
-
-
-async def _diagnose(backend: str) -> Sequence[Diagnosis]:
-    try:
-        client = load_backend(backend)
-    except SandboxUnavailable as error:
-        fix = f"pip install 'sandbox-kernel[{backend}]'"
-        return [Diagnosis(False, f"its SDK cannot be imported: {error.__cause__ or error}", fix)]
-    except SandboxError as error:
-        return [Diagnosis(False, str(error))]
-    try:
-        checks = await asyncio.wait_for(client.diagnose(), TIMEOUT)
-    except asyncio.TimeoutError:
-        return [Diagnosis(False, f"it did not answer within {TIMEOUT:g} s", "Try again later.")]
-    except (SandboxError, OSError) as error:
-        return [Diagnosis(False, f"the check itself failed: {error}")]
-    finally:
-        await client.close()
-    return checks or [Diagnosis(None, "nothing to check")]
 
 
 def _print(check: Diagnosis) -> None:

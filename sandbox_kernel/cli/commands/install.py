@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.diagnosis import diagnose
 from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options, spec_values
+from sandbox_kernel.errors import SandboxUnavailable
 
 
 def add(commands: Commands) -> None:
@@ -36,6 +39,9 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="for clients that start kernels without jupyter_client, such as VS Code",
     )
+    parser.add_argument(
+        "--unchecked", action="store_true", help="do not try first whether the backend works here"
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="install for this user only")
     place.add_argument(
@@ -55,6 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     values = spec_values(arguments)
     spec = SandboxSpec.from_mapping(values, where="the command line")
     load_backend(arguments.backend).capabilities.check(spec, arguments.backend)
+    if not arguments.unchecked:
+        checks = foreground.run(diagnose(arguments.backend))
+        problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
+        if problems:
+            raise SandboxUnavailable(
+                f"Nothing was installed: the backend {arguments.backend!r} does not work here: "
+                f"{' '.join(problems)} To install it all the same, say --unchecked."
+            )
     folder = write_kernelspec(
         name=arguments.name,
         display_name=arguments.display_name,
