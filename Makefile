@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-all lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-all test-microvm lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -61,12 +61,17 @@ test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then 
 	@# Tests of the jail are skipped where none can be made; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
 	@$(PYTEST) -m 'not live'
+	@$(PY) -m tests.microvm --quick
 
 test-fast: $(VENV)/.test  ## the quick tests only
 	@$(PYTEST) -m 'not live and not slow and not faults'
 
 test-all: lint types coverage-wire  ## all checks, and also tests against hosted services (needs API keys)
 	@$(PYTEST)
+	@$(PY) -m tests.microvm
+
+test-microvm: $(VENV)/.test  ## real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
+	@$(PY) -m tests.microvm
 
 lint: $(VENV)/.test  ## ruff: rules and format
 	@$(PY) -m ruff check --quiet .
@@ -96,4 +101,4 @@ clean:  ## remove what tests and builds leave behind
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## and the virtual environment, too
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) .microvm

@@ -199,6 +199,21 @@ def test_a_sandbox_that_dies_is_noticed(backend: Backend) -> None:
         assert "killed" in manager.provisioner.death
 
 
+def test_a_sandbox_that_stopped_is_started_again(backend: Backend) -> None:
+    """Restarting its kernel brings it back, with its files, where the backend can."""
+    if not backend.capabilities.restart:
+        pytest.skip("this backend cannot start a sandbox again")
+    with kernel() as (manager, client):
+        handle = sandboxed(manager).handle
+        execute(client, "open('note', 'w').write('kept'); import os; os.sync()")
+        finish(handle.stop())
+        _until(lambda: not manager.is_alive())
+        manager.restart_kernel(now=True)
+        client.wait_for_ready(timeout=LIMIT)
+        assert execute(client, "print(open('note').read())")[1] == "kept\n"
+        assert sandboxed(manager).handle.id == handle.id
+
+
 def _until(true: Any) -> None:
     deadline = time.monotonic() + LIMIT
     while not true():

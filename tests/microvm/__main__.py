@@ -18,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .build import CACHE, PROJECT, CannotBuild, build
+from .build import CACHE, HOMES, PROJECT, CannotBuild, build
 from .machine import Machine
 
 BACKENDS = ("boxlite", "microsandbox")
+SPEC = {"memory_mib": 512}
 PATIENCE = "10"
 """How many times slower than a real machine everything may be in the rig."""
 _printing = threading.Lock()
@@ -79,13 +80,13 @@ def _run(rig: Path, backend: str, project: Path, arguments: argparse.Namespace) 
 
 
 def _tests(backend: str, arguments: argparse.Namespace) -> str:
-    spec = json.dumps({"image": f"{CACHE}/images/py", "memory_mib": 512, "start_timeout": 300})
+    spec = json.dumps({**SPEC, "image": f"{CACHE}/images/py", "start_timeout": 300})
     select = f"-k '{arguments.select}'" if arguments.select else ""
     markers = "not live and not faults" + (" and not slow" if arguments.quick else "")
     return (
         f"uname -r && python3 -m pytest -p no:cacheprovider -v --durations=15 -m '{markers}' "
         f"--timeout=1200 {select} --backend {backend} --backend-spec '{spec}' "
-        f"tests/microvm/test_{backend}.py tests/conformance"
+        f"tests/microvm/test_{backend}.py tests/microvm/test_packages.py tests/conformance"
     )
 
 
@@ -95,7 +96,7 @@ def _environment(rig: Path, quick: bool) -> dict[str, str]:
         "SANDBOX_KERNEL_RIG": str(rig),
         "SANDBOX_KERNEL_RIG_QUICK": "1" if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,
-        "BOXLITE_HOME": str(rig / "boxlite"),
+        **{variable: str(rig / folder) for variable, folder in HOMES.items()},
     }
 
 

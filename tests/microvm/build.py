@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,10 @@ EARLY_DRIVERS = [
     "9pnet_virtio",
 ]
 LATE_DRIVERS = ["kvm_amd", "tun", "fuse", "overlay", "loop"]
+IMAGES = ("py", "bare")
+"""Images of the microVMs: one with ipykernel, one with Python alone."""
+HOMES = {"BOXLITE_HOME": "boxlite", "MSB_HOME": "microsandbox"}
+"""Where the SDKs keep their images and sandboxes."""
 DISK = "10G"
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
 
@@ -256,7 +261,28 @@ def _machine(base: Path) -> None:
 
 
 def _seed(system: Path) -> None:
-    """Unpacking an image takes minutes in the rig, so the caches are filled out here."""
+    """Unpacking an image takes minutes in the rig, so the caches are filled out here. They hold
+    paths, so everything has the same path inside."""
+    _step("image caches")
+    images = [str(CACHE / "images" / name) for name in IMAGES]
+    home = _fresh("home")
+    for folder in HOMES.values():
+        _fresh(folder)
+    home.mkdir()
+    seed = (sys.executable, "-m", "tests.microvm.seed")
+    with tempfile.TemporaryDirectory(prefix="sk-") as runtime:  # a short path, for sockets
+        environment = {
+            **os.environ,
+            **{name: str(CACHE / folder) for name, folder in HOMES.items()},
+            "HOME": str(home),
+            "SANDBOX_KERNEL_DATA_DIR": str(home / "data"),
+            "SANDBOX_KERNEL_RUNTIME_DIR": runtime,
+        }
+        (CACHE / "seed.log").write_text(_run(*seed, *images, env=environment, cwd=PROJECT))
     inside = system / str(CACHE).lstrip("/")
-    inside.mkdir(parents=True)
-    shutil.copytree(CACHE / "data/images", inside / "images", symlinks=True)
+    for folder in ("images", *HOMES.values()):
+        _run("mkdir", "-p", inside)
+        _run("cp", "-a", "--sparse=always", CACHE / folder, inside)
+    if (home / ".local").exists():
+        _run("cp", "-a", "--sparse=always", home / ".local", system / "root")
+    shutil.rmtree(home)
