@@ -21,6 +21,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandbox_kernel.images.layers import folder_entries, without_live_folders, write_layer
+from sandbox_kernel.images.oci import Layout
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parent.parent
 CACHE = PROJECT / ".microvm"
@@ -215,12 +218,21 @@ def _drivers(names: Sequence[str]) -> list[Path]:
 
 
 def _images(base: Path) -> None:
-    """The images of the microVMs: ``py`` with ipykernel, ``bare`` with Python alone."""
+    """The images of the microVMs, made by the command that users have, and one without packages."""
     _step("images for the microVMs")
-    command = (sys.executable, "-m", "sandbox_kernel", "image", "build", "--from", base)
-    environment = {**os.environ, "SANDBOX_KERNEL_DATA_DIR": str(CACHE / "data")}
-    _run(*command, "-t", "py", env=environment, cwd=PROJECT)
-    _run(*command, "--bare", "-t", "bare", env=environment, cwd=PROJECT)
+    command = (sys.executable, "-m", "sandbox_kernel", "image", "build", "--from", base, "-t", "py")
+    data = _fresh("data")
+    _run(*command, env={**os.environ, "SANDBOX_KERNEL_DATA_DIR": str(data)}, cwd=PROJECT)
+    images = _fresh("images")
+    images.mkdir()
+    shutil.move(data / "images/py", images / "py")
+    shutil.rmtree(data)
+    layout = Layout.create(images / "bare")
+    packed = write_layer(layout.path / "layer", without_live_folders(folder_entries(base)))
+    (layout.path / "layer").rename(layout.blob(packed.digest))
+    config = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["python3"]}}
+    rootfs = {"type": "layers", "diff_ids": [packed.diff_id]}
+    layout.write_image({**config, "rootfs": rootfs}, [], [packed], "bare", {})
 
 
 def _machine(base: Path) -> None:
