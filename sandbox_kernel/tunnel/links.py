@@ -178,10 +178,16 @@ async def connect(handle: SandboxHandle, folder: str, hello: Hello, *, codec: st
     will not.
     """
     loop = asyncio.get_running_loop()
-    stream = await asyncio.wait_for(
-        handle.open_stream(handle.guest_argv("connect", folder, codec), duplex=True),
-        HANDSHAKE_TIMEOUT,
-    )
+    connector = handle.guest_argv("connect", folder, codec)
+    try:
+        stream = await asyncio.wait_for(
+            handle.open_stream(connector, duplex=True), HANDSHAKE_TIMEOUT
+        )
+    except asyncio.TimeoutError:
+        raise LinkLost(
+            f"No command could be started in sandbox {handle.name!r} within "
+            f"{HANDSHAKE_TIMEOUT:g} s."
+        ) from None
     link: FdLink | StreamLink
     if stream.socket is not None:
         # The link owns a descriptor of its own, so that stream.close() cannot pull it away.

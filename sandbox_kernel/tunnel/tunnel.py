@@ -30,7 +30,7 @@ from sandbox_kernel.tunnel.control import ControlClient
 from sandbox_kernel.tunnel.endpoints import Endpoint
 from sandbox_kernel.tunnel.links import codec_for, connect
 
-FIRST_ATTEMPTS = 3
+FIRST_ATTEMPTS, AT_ONCE = 3, 5.0
 FIRST_DELAY, MAX_DELAY = 0.05, 5.0
 ALIVE_INTERVAL = 5.0
 _FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError)
@@ -73,13 +73,17 @@ class Tunnel:
 
     async def open(self) -> None:
         """Make the first link. Raises what ``links.connect`` raises, LinkLost only if that has
-        happened a few times."""
-        for attempt in range(FIRST_ATTEMPTS):
+        happened a few times at once: an agent that is slow to start is waited for, and the caller
+        says for how long."""
+        failures = 0
+        while True:
+            started = self._loop.time()
             try:
                 await self._connect()
                 break
             except LinkLost:
-                if attempt == FIRST_ATTEMPTS - 1:
+                failures += self._loop.time() - started < AT_ONCE
+                if failures == FIRST_ATTEMPTS:
                     raise
                 await asyncio.sleep(FIRST_DELAY)
         self._task = self._loop.create_task(self._keep_connected())
