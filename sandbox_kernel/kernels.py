@@ -7,6 +7,7 @@ methods are coroutines for the background loop (``tunnel.background.run``).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import shutil
@@ -105,8 +106,9 @@ class SandboxedKernel:
 
     async def _start_agent(self, warm_argv: Sequence[str]) -> None:
         handle = self.handle
-        await handle.install_guest(guest_program())
+        # First what says in plain words that an image has no Python, or the wrong one.
         environment = await provide(handle, self.log) if handle.python else {}
+        await handle.install_guest(guest_program())
         warm = handle.kernel_argv(warm_argv) if warm_argv else ()
         lease = str(handle.spec.lease_seconds)
         await handle.spawn(
@@ -142,6 +144,73 @@ class SandboxedKernel:
             await kernel.tunnel.close()
             raise
         return kernel
+
+    async def fork(self, name: str = "") -> SandboxedKernel:
+        """A second sandbox whose kernel goes on from this one's memory, while this one goes on,
+        too: with the same variables, and nothing shared from now on. The copy has no endpoints
+        until its ``listen`` is called. For backends with the capability ``fork``."""
+        handle = await self.handle.fork(name)
+        return await self._adopt(self.client, handle, self.log)
+
+    @classmethod
+    async def restore(
+        cls, client: SandboxClient, snapshot: str, spec: SandboxSpec, log: Log
+    ) -> SandboxedKernel:
+        """A new sandbox whose kernel goes on where the snapshot was taken. A snapshot can be
+        restored any number of times. For backends with the capability ``memory``."""
+        return await cls._adopt(client, await client.restore(snapshot, spec), log)
+
+    @classmethod
+    async def _adopt(
+        cls, client: SandboxClient, handle: SandboxHandle, log: Log
+    ) -> SandboxedKernel:
+        """Make a copied sandbox one of its own. On any failure it is removed."""
+        kernel = cls(client, handle, log)
+        try:
+            await kernel._open_tunnel(await kernel._rekey())
+            try:
+                kernel._started(await kernel.tunnel.control.call("status"))
+            except BaseException:
+                await kernel.tunnel.close()
+                raise
+        except BaseException:
+            await asyncio.shield(client.remove(handle.name))
+            raise
+        return kernel
+
+    async def _rekey(self) -> str:
+        """Tell the agent of a copied sandbox that it is a copy; its new token."""
+        handle = self.handle
+        records = Records()
+        record = records.load(handle.backend, handle.name)
+        token = record.kernel.get("token")
+        if not isinstance(token, str):
+            raise SandboxNotFound(
+                f"Sandbox {handle.name!r} was copied from one without a kernel, so there is none "
+                f"to go on with."
+            )
+        request = {
+            "token": token,
+            "new_token": secrets.token_hex(32),
+            "name": handle.name,
+            "entropy": secrets.token_hex(64),
+        }
+        command, *arguments = handle.guest_argv("rekey", handle.agent_folder)
+        result = await handle.exec(
+            command,
+            arguments,
+            stdin=json.dumps(request).encode() + b"\n",
+            timeout=handle.spec.start_timeout,
+            max_output=_LOG_SIZE,
+        )
+        if not result.ok:
+            raise SessionRefused(
+                f"The agent in sandbox {handle.name!r} did not take its new token: "
+                f"{printable(result.output).strip()}"
+            )
+        record.kernel = {"token": request["new_token"], "owner": self._owner}
+        records.save(record)
+        return request["new_token"]
 
     async def _open_tunnel(self, token: str) -> None:
         self.tunnel = Tunnel(

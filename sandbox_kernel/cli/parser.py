@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         completion,
         doctor,
         exec_,
+        image,
         install,
         launch,
         list_,
@@ -86,6 +87,7 @@ exit codes:
         shell.add,
         run.add,
         launch.add,
+        image.add,
         completion.add,
     ):
         add(added)

@@ -15,7 +15,12 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from .loop import LoopLike
-from .warmprocess import CONNECTION_FILE, kernel_command
+from .warmprocess import (
+    CONNECTION_FILE,
+    kernel_command,
+    kernel_environment,
+    start_environment,
+)
 from .warmstart import WarmStart
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
@@ -121,7 +126,7 @@ class Kernel:
         folder = os.path.join(self._folder, "k%d" % self.generation)
         shutil.rmtree(os.path.join(self._folder, "k%d" % (self.generation - 1)), True)
         command = kernel_command(argv, self._folder)
-        environment = {**os.environ, **env}
+        environment = kernel_environment(env)
         try:
             os.makedirs(folder, 0o700, exist_ok=True)
             endpoints = self._endpoints(folder, transport)
@@ -142,8 +147,10 @@ class Kernel:
             """From the warm kernel: a pid, or None if a plain start must do."""
             self._launching = False
             try:
-                process = (
-                    _Plain(command, environment, cwd, null, write) if pid is None else _Orphan(pid)
+                process: "_Plain | _Orphan" = (
+                    _Plain(command, start_environment(command, environment), cwd, null, write)
+                    if pid is None
+                    else _Orphan(pid)
                 )
             except (OSError, ValueError, IndexError) as error:
                 os.close(read)

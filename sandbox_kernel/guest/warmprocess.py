@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 
-from .warm import FD_VARIABLE, MAX_REQUEST, SAVED_VARIABLE
+from .warm import FD_VARIABLE, MAX_REQUEST, PACKAGES_VARIABLE, SAVED_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional
+    from typing import Dict, List, Mapping, Optional
 
 LAUNCHER = "ipykernel_launcher"
 CONNECTION_FILE = "connection.json"
@@ -24,6 +24,34 @@ def kernel_command(argv: "List[str]", folder: str) -> "List[str]":
     """The command line to run: ``{connection_file}`` becomes the connection file's path."""
     path = os.path.join(folder, CONNECTION_FILE)
     return [argument.replace("{connection_file}", path) for argument in argv]
+
+
+def kernel_environment(env: "Mapping[str, str]") -> "Dict[str, str]":
+    """The environment that a kernel sees: the agent's, with what its launch asks for."""
+    environment = {**os.environ, **env}
+    environment.pop(PACKAGES_VARIABLE, None)
+    return environment
+
+
+def start_environment(command: "List[str]", environment: "Dict[str, str]") -> "Dict[str, str]":
+    """The environment to start a kernel with plainly. If the image lacks packages, the interpreter
+    lets them in before all else, and makes ``environment`` of this."""
+    packages = os.environ.get(PACKAGES_VARIABLE)
+    options = command[: command.index("-m")] if "-m" in command else command
+    python = bool(command) and os.path.basename(command[0]).startswith("python")
+    if not packages or not python or any(flag in options for flag in _BLOCKING_FLAGS):
+        return environment
+    return {**environment, **_first_steps(environment), PACKAGES_VARIABLE: packages}
+
+
+def _first_steps(environment: "Mapping[str, str]") -> "Dict[str, str]":
+    """Variables that make an interpreter run ``warm/sitecustomize.py`` first."""
+    saved = environment.get("PYTHONPATH", "")
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
+    return {
+        SAVED_VARIABLE: saved,
+        "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
+    }
 
 
 def can_be_warm(command: "List[str]") -> bool:
@@ -52,13 +80,7 @@ class WarmProcess:
         with theirs:
             for sock in (ours, theirs):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_REQUEST)
-            saved = os.environ.get("PYTHONPATH", "")
-            here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
-            variables = {
-                FD_VARIABLE: str(theirs.fileno()),
-                SAVED_VARIABLE: saved,
-                "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
-            }
+            variables = {FD_VARIABLE: str(theirs.fileno()), **_first_steps(os.environ)}
             pid = os.fork()
             if not pid:
                 _become(command, {**os.environ, **variables}, theirs.fileno())

@@ -426,8 +426,15 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
 def _packed(folder: str) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
-        archive.add(folder, arcname=".")
+        archive.add(folder, arcname=".", filter=_owned_by_nobody_in_particular)
     return packed.getvalue()
+
+
+def _owned_by_nobody_in_particular(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The host's users are not the sandbox's."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 async def _run(stream: ExecStream, stdin: bytes, max_output: int) -> ExecResult:

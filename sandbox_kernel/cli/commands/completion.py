@@ -49,25 +49,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _described() -> list[_Command]:
-    from sandbox_kernel.sandboxes.backends import backend_names
-
     found = []
     for action in build_parser()._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue
         for choice in action._choices_actions:
             parser = action.choices[choice.dest]
-            options, words = [], []
-            for inner in parser._actions:
-                if inner.option_strings and inner.help != argparse.SUPPRESS:
-                    takes_value = inner.nargs != 0
-                    text = (inner.help or "").replace("%%", "%")
-                    options.append(_Option(inner.option_strings[-1], text, takes_value))
-                elif not inner.option_strings:
-                    words += list(inner.choices or ())
-                    words += backend_names() if inner.dest in ("backend", "backends") else []
+            options, words = _of_parser(parser)
             found.append(_Command(choice.dest, choice.help or "", tuple(options), tuple(words)))
     return found
+
+
+def _of_parser(parser: argparse.ArgumentParser) -> tuple[list[_Option], list[str]]:
+    """Options and known words of a command, those of its own commands included."""
+    from sandbox_kernel.sandboxes.backends import backend_names
+
+    options, words = [], []
+    for inner in parser._actions:
+        if isinstance(inner, argparse._SubParsersAction):
+            words += list(inner.choices)
+            for below in inner.choices.values():
+                more, _ = _of_parser(below)
+                options += [option for option in more if option not in options]
+        elif inner.option_strings and inner.help != argparse.SUPPRESS:
+            takes_value = inner.nargs != 0
+            text = (inner.help or "").replace("%%", "%")
+            options.append(_Option(inner.option_strings[-1], text, takes_value))
+        elif not inner.option_strings:
+            words += list(inner.choices or ())
+            words += backend_names() if inner.dest in ("backend", "backends") else []
+    return options, words
 
 
 def _bash(commands: list[_Command]) -> str:

@@ -10,6 +10,10 @@ Requests come over a SOCK_SEQPACKET socket: JSON ``{"env": {...}, "cwd": "..."}`
 stdout and stderr as descriptors. The answer is ``{"pid": n}``, or ``{"stale": true}`` if the
 packages have changed since they were imported: then this process ends, and the agent starts
 another.
+
+Without a socket it is the first step of a kernel that is started plainly, and only lets the
+packages in that the image lacks. They come last on ``sys.path``, and neither the kernel's
+environment nor its children know of them.
 """
 
 import importlib
@@ -19,6 +23,7 @@ import sys
 # As in __init__.py, which cannot be imported from here.
 FD_VARIABLE = "SANDBOX_KERNEL_WARM_FD"
 SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
+PACKAGES_VARIABLE = "SANDBOX_KERNEL_PACKAGES"
 MAX_REQUEST = 2**20
 PR_SET_DUMPABLE = 4
 
@@ -46,7 +51,9 @@ MODULES = (
 
 
 def hide() -> None:
-    """Take this module out of the interpreter, and let the environment's own one in."""
+    """Take this module out of the interpreter, and let the environment's own one in; then the
+    packages that the image lacks, behind all that it has."""
+    packages = os.environ.pop(PACKAGES_VARIABLE, "")
     folder = os.path.dirname(__file__)
     sys.path[:] = [path for path in sys.path if path != folder]
     sys.path_importer_cache.pop(folder, None)
@@ -60,6 +67,9 @@ def hide() -> None:
         importlib.import_module("sitecustomize")
     except ImportError:
         sys.modules["sitecustomize"] = ours  # which its importer is about to look up
+    finally:
+        if packages:
+            sys.path.append(packages)
 
 
 def fingerprint() -> "list[object]":
@@ -131,10 +141,11 @@ def serve(fd: int) -> None:
         return
 
 
-if FD_VARIABLE in os.environ:
-    _fd = int(os.environ.pop(FD_VARIABLE))
+if SAVED_VARIABLE in os.environ:
+    _fd = os.environ.pop(FD_VARIABLE, None)
     hide()
-    serve(_fd)
+    if _fd is not None:
+        serve(int(_fd))
     # Now this is a kernel; what is left of us is an empty module.
     for _name in [name for name in globals() if not name.startswith("__")]:
         del globals()[_name]

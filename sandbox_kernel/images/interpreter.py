@@ -1,0 +1,124 @@
+"""Finds the Python of an image by looking at its files. Nothing of the image is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.images.contents import Contents
+from sandbox_kernel.images.target import Target
+
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where programs are, if an image does not say."""
+
+_MACHINES = {62: "x86_64", 183: "aarch64", 22: "s390x", 243: "riscv64", 21: "ppc64le"}
+_PYTHON = re.compile(r"python(\d)\.(\d{1,3})(t?)")
+_LIBRARY = re.compile(r"python(3)\.(\d{1,3})(t?)")
+_GLIBC_FILE = re.compile(r"(?:.*/)?libc-2\.(\d+)\.so")
+_GLIBC = re.compile(r"(?:.*/)?libc\.so\.6|(?:.*/)?libc-2\.\d+\.so")
+_GLIBC_VERSION = re.compile(rb"release version 2\.(\d{1,3})")
+_MUSL = re.compile(r"(?:.*/)?ld-musl-[^/]+\.so\.1")
+_MUSL_VERSION = re.compile(rb"\0(1)\.(\d{1,2})\.\d{1,3}\0")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python in an image."""
+
+    path: str
+    """Absolute, in the image."""
+    target: Target
+    packages: str
+    """The folder, absolute in the image, that packages are installed to."""
+    programs: str
+    """The folder for the programs that come with them."""
+    has_ipykernel: bool
+
+
+def find_interpreter(
+    contents: Contents, path: Sequence[str] = PATH, python: str | None = None
+) -> Interpreter:
+    """The ``python3`` that is found by the image's PATH, or the one at ``python``. SpecError if
+    there is none that kernels can run on."""
+    candidates = [python] if python else [f"{folder.rstrip('/')}/python3" for folder in path]
+    for candidate in candidates:
+        if contents.is_file(candidate):
+            return _described(contents, candidate)
+    if python:
+        raise SpecError(f"The image has no file {python}. Say where its Python is by --python.")
+    raise SpecError(
+        f"The image has no python3 in {', '.join(path)}, and kernels need one. Add it to the "
+        f"image, say where it is by --python, or use `--from debian`, which has it."
+    )
+
+
+def _described(contents: Contents, path: str) -> Interpreter:
+    resolved = contents.resolve(path)
+    assert resolved is not None
+    folder = path.rpartition("/")[0]
+    prefix = folder.rpartition("/")[0]
+    own = bool(contents.read(f"{prefix}/pyvenv.cfg"))  # a virtual environment
+    if not own:
+        prefix = "/" + resolved.rpartition("/")[0].rpartition("/")[0].lstrip("/")
+        prefix = "/usr" if prefix == "/" else prefix
+    major, minor, free = _version(contents, resolved, prefix)
+    libc, libc_version = _libc(contents)
+    target = Target((major, minor), _machine(contents, resolved), libc, libc_version, free)
+    library = f"python{target.version}{'t' if free else ''}"
+    # Debian keeps its own packages apart from those that are installed otherwise.
+    debian = prefix == "/usr" and contents.is_folder("/usr/lib/python3/dist-packages")
+    site = f"{prefix}/lib/{library}/site-packages"
+    packages = f"/usr/local/lib/{library}/dist-packages" if debian else site
+    places = [packages, site, *(["/usr/lib/python3/dist-packages"] if debian else [])]
+    return Interpreter(
+        path=path,
+        target=target,
+        packages=packages,
+        programs="/usr/local/bin" if debian else f"{prefix}/bin",
+        has_ipykernel=any(contents.is_file(f"{p}/ipykernel/__init__.py") for p in places),
+    )
+
+
+def _version(contents: Contents, resolved: str, prefix: str) -> tuple[int, int, bool]:
+    name = resolved.rpartition("/")[2]
+    found = _PYTHON.fullmatch(name)
+    if found is None:
+        libraries = [_LIBRARY.fullmatch(n) for n in contents.names(f"{prefix}/lib")]
+        versions = [match for match in libraries if match]
+        found = versions[0] if len(versions) == 1 else None
+    if found is None:
+        raise SpecError(
+            f"The version of /{resolved} in the image cannot be told from its name. "
+            f"Name the interpreter itself by --python, for example /usr/bin/python3.12."
+        )
+    return int(found.group(1)), int(found.group(2)), bool(found.group(3))
+
+
+def _machine(contents: Contents, resolved: str) -> str:
+    head = contents.read(resolved)
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        raise SpecError(f"/{resolved} in the image is no Linux program, so it can run no kernel.")
+    order = "little" if head[5] == 1 else "big"
+    number = int.from_bytes(head[18:20], "little" if order == "little" else "big")
+    machine = _MACHINES.get(number, f"number {number}")
+    if head[4] != 2 or (machine == "ppc64le" and order == "big"):
+        raise SpecError(
+            f"/{resolved} in the image is for 32 bits or a machine for which there are no wheels. "
+            f"Use an image for x86_64 or aarch64."
+        )
+    return machine
+
+
+def _libc(contents: Contents) -> tuple[str, tuple[int, int]]:
+    """The C library, and the newest version of it that is surely there."""
+    for path in contents.files(_GLIBC):
+        named = _GLIBC_FILE.fullmatch(path)
+        said = _GLIBC_VERSION.search(contents.read(path))
+        if named or said:
+            return "glibc", (2, int(named.group(1) if named else said.group(1) if said else 17))
+    for path in contents.files(_MUSL):
+        said = _MUSL_VERSION.search(contents.read(path))
+        return "musl", (1, int(said.group(2)) if said else 1)
+    return "unknown", (0, 0)

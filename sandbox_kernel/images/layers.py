@@ -1,0 +1,179 @@
+"""Layers of our own: entries from a folder or an archive, written so that the same files always
+give the same bytes, whoever writes them and when."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.images.archives import MAX_BYTES, MAX_ENTRIES
+
+Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
+
+_LEFT_EMPTY = ("dev", "proc", "sys")
+"""Folders that a running system fills; what an input has in them is left out."""
+_EARLIEST = 315532800
+"""1980: zip archives, among them wheels, cannot hold earlier times."""
+
+
+def fixed_time() -> int:
+    """The time that files in images bear: $SOURCE_DATE_EPOCH, else the beginning of 1980."""
+    text = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if text and not (text.isdigit() and int(text) < 2**32):
+        raise SpecError(f"SOURCE_DATE_EPOCH takes seconds since 1970, not {text!r}.")
+    return int(text) if text else _EARLIEST
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that was written."""
+
+    digest: str
+    """Of the compressed file, ``sha256:...``."""
+    size: int
+    diff_id: str
+    """Digest of what it holds, uncompressed."""
+
+
+class _Hashing:
+    """A file to write to that knows the digest of what was written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        self._file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self.hash.hexdigest()}"
+
+
+def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
+    """Write a compressed layer. Entries are normalised as ``normalised`` says."""
+    time = fixed_time()
+    with path.open("wb") as file:
+        outer = _Hashing(file)
+        with gzip.GzipFile("", "wb", 6, cast(Any, outer), mtime=0) as packed:
+            inner = _Hashing(packed)
+            with tarfile.open(
+                fileobj=cast(Any, inner), mode="w|", format=tarfile.PAX_FORMAT
+            ) as archive:
+                for entry, content in entries:
+                    if entry.name and not (entry.ischr() or entry.isblk()):
+                        archive.addfile(normalised(entry, time), content)
+    return Layer(outer.digest, outer.size, inner.digest)
+
+
+def normalised(entry: tarfile.TarInfo, time: int) -> tarfile.TarInfo:
+    """An entry without what differs from one machine and day to another. Python's sources keep
+    their times: what was compiled from them is valid only for those."""
+    made = tarfile.TarInfo(entry.name)
+    sparse_or_plain = entry.isreg()
+    made.type = tarfile.REGTYPE if sparse_or_plain else entry.type
+    made.size = entry.size if sparse_or_plain else 0
+    made.linkname = entry.linkname
+    made.mode = stat.S_IMODE(entry.mode)
+    made.uid, made.gid = entry.uid & 0x7FFFFFFF, entry.gid & 0x7FFFFFFF
+    keep = sparse_or_plain and entry.name.endswith(".py")
+    made.mtime = min(max(int(entry.mtime), 0), 2**32 - 1) if keep else time
+    return made
+
+
+def without_live_folders(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The entries without those in /dev, /proc and /sys."""
+    for entry, content in entries:
+        first, _, rest = entry.name.partition("/")
+        if first not in _LEFT_EMPTY or not rest:
+            yield entry, content
+
+
+def folder_entries(root: Path) -> Iterator[Entry]:
+    """The files under a folder, sorted, never following a link or leaving its file system. What
+    belongs to this user belongs to root in the image. Sockets and devices are left out."""
+    device = root.stat().st_dev
+    seen: dict[tuple[int, int], str] = {}
+    total = count = 0
+
+    def walk(folder: str, prefix: str) -> Iterator[Entry]:
+        nonlocal total, count
+        with os.scandir(folder) as found:
+            items = sorted(found, key=lambda item: os.fsencode(item.name))
+        for item in items:
+            status = item.stat(follow_symlinks=False)
+            entry = _entry(prefix + item.name, status, item.path, seen)
+            if entry is None:
+                continue
+            total, count = total + entry.size, count + 1
+            if total > MAX_BYTES or count > MAX_ENTRIES:
+                raise SpecError(f"{root} holds more than {MAX_BYTES >> 30} GiB or too many files.")
+            if entry.isreg():
+                with _opened(item.path) as content:
+                    yield entry, content
+            else:
+                yield entry, None
+            if entry.isdir() and status.st_dev == device:
+                yield from walk(item.path, f"{prefix}{item.name}/")
+
+    yield from walk(str(root), "")
+
+
+def _entry(
+    name: str, status: os.stat_result, path: str, seen: dict[tuple[int, int], str]
+) -> tarfile.TarInfo | None:
+    entry = tarfile.TarInfo(name)
+    entry.mode, entry.mtime = stat.S_IMODE(status.st_mode), status.st_mtime
+    entry.uid = 0 if status.st_uid == os.geteuid() else status.st_uid
+    entry.gid = 0 if status.st_gid == os.getegid() else status.st_gid
+    if stat.S_ISDIR(status.st_mode):
+        entry.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
+    elif stat.S_ISFIFO(status.st_mode):
+        entry.type = tarfile.FIFOTYPE
+    elif not stat.S_ISREG(status.st_mode):
+        return None
+    else:
+        first = seen.setdefault((status.st_dev, status.st_ino), name)
+        if status.st_nlink > 1 and first != name:
+            entry.type, entry.linkname = tarfile.LNKTYPE, first
+        else:
+            entry.size = status.st_size
+    return entry
+
+
+def _opened(path: str) -> closing[io.FileIO]:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return closing(io.FileIO(fd))
+
+
+def made_folder(name: str, *, uid: int = 0, gid: int = 0, mode: int = 0o755) -> Entry:
+    """An entry for a folder."""
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, mode, uid, gid
+    return entry, None
+
+
+def made_file(name: str, content: bytes, *, mode: int = 0o644) -> Entry:
+    """An entry for a file of root's."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    return entry, io.BytesIO(content)

@@ -1,0 +1,370 @@
+"""Packages for an interpreter that is not this one: resolved on the host, and cached there.
+
+A cached folder is what ``pip install --target`` would make in the image. It is made in a temporary
+folder and renamed, so it is there as a whole or not at all; who comes second finds it. What this
+environment has itself is taken from here if it fits, without any network; the rest comes from the
+package index that pip is configured for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.images.target import Target
+from sandbox_kernel.paths import data_dir, private_dir
+
+KERNEL = "ipykernel>=6.29"
+"""The requirement that makes an interpreter one that can run kernels."""
+
+Note = Callable[[str], object]
+"""Called with a line about what is being done, before a step that takes long."""
+
+_PIP_TIMEOUT = 600.0
+_STALE = 24 * 3600.0
+_MAX_PASSES = 5
+_PROGRAM = re.compile(r"^(?:\.\./)+bin/([^/,\n]+),.*$", re.MULTILINE)
+_OF_NO_USE = ("share", "etc")
+# Half of all files are stubs for packages that no image has all of.
+_NOT_LEAN = ("bin", "*/test", "*/tests", "jedi/third_party/typeshed/stubs/*")
+_OFFLINE = re.compile(
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|ProxyError"
+    r"|ConnectTimeout|ReadTimeout|Connection (refused|aborted|reset)|Network is unreachable"
+)
+
+
+class _DoesNotFit(Exception):
+    """This environment's packages are no good for the target; the message says why."""
+
+
+def packages_for(
+    target: Target,
+    requirements: Sequence[str] = (KERNEL,),
+    *,
+    lean: bool = False,
+    note: Note = lambda line: None,
+) -> Path:
+    """A folder with these requirements and all that they need, made for the target.
+
+    ``lean`` is for packages that travel: without tests and stubs, and in the versions that this
+    environment has, if those fit, which needs no network. Otherwise this environment is only made
+    use of when the index cannot be reached. Blocking: call it in a thread.
+    """
+    root = private_dir(data_dir() / "packages")
+    key = target.key(*requirements)
+    names = [f"{key}-lean", f"{key}-lean-own"] if lean else [key, f"{key}-own"]
+    fetched, own = root / names[0], root / names[1]
+    for made in (fetched, own) if lean else (fetched,):
+        if made.is_dir():
+            return made
+    with _new_folder(root) as folder:
+        made = own if _fill(folder, target, requirements, lean, note) else fetched
+        _finish(folder, target, lean)
+        _rename(folder, made)
+    return made
+
+
+def uncached_packages_for(
+    target: Target, arguments: Sequence[str], folder: Path, note: Note = lambda line: None
+) -> None:
+    """Fill an empty folder with what pip makes of these arguments, which may name files, indexes
+    and links, so that there is no telling whether a cached folder would be the same."""
+    note(f"Fetching packages for {target} ...")
+    try:
+        _from_index(folder, target, arguments)
+    except _Offline as offline:
+        raise SandboxError(
+            f"The packages for {target} cannot be fetched, since the package index cannot be "
+            f"reached ({offline}). Connect to the network, or set PIP_INDEX_URL or PIP_FIND_LINKS."
+        ) from None
+    _finish(folder, target, False)
+
+
+def unmet(folder: Path, target: Target, installed: Mapping[str, str]) -> list[str]:
+    """What the packages in a folder need of others that are installed elsewhere (name ->
+    version), and which those do not meet; in words."""
+    versions = {canonicalize_name(name): version for name, version in installed.items()}
+    found = []
+    for distribution in importlib.metadata.distributions(path=[str(folder)]):
+        for required in _requires(distribution, target):
+            version = versions.get(canonicalize_name(required.name))
+            try:
+                met = version is None or required.specifier.contains(version, prereleases=True)
+            except InvalidVersion:
+                continue
+            if not met:
+                needs = f"{distribution.metadata['Name']} needs {required}"
+                found.append(f"{required.name} {version}, but {needs}")
+    return sorted(found)
+
+
+def _fill(
+    folder: Path, target: Target, requirements: Sequence[str], own_first: bool, note: Note
+) -> bool:
+    """Fill an empty folder; True if with this environment's own packages."""
+    own_failed: _DoesNotFit | None = None
+    if own_first:
+        try:
+            _from_here(folder, target, requirements)
+            return True
+        except _DoesNotFit as error:
+            own_failed = error
+    note(f"Fetching packages for {target} ...")
+    try:
+        _from_index(folder, target, requirements)
+        return False
+    except _Offline as offline:
+        _empty(folder)
+        try:
+            if own_failed is not None:
+                raise own_failed
+            _from_here(folder, target, requirements)
+            return True
+        except _DoesNotFit as error:
+            raise SandboxError(
+                f"{' '.join(requirements)} for {target} is not cached yet, and the package index "
+                f"cannot be reached ({offline}). The packages of this environment do not fit "
+                f"either: {error}. Connect to the network once, set PIP_INDEX_URL or "
+                f"PIP_FIND_LINKS, or use an image that has ipykernel."
+            ) from None
+
+
+# --- from the index
+
+
+class _Offline(Exception):
+    """The index cannot be reached."""
+
+
+def _from_index(folder: Path, target: Target, arguments: Sequence[str]) -> None:
+    """Have pip fill the folder.
+
+    pip reads the markers of requirements for the interpreter that runs it, not for the target. So
+    what the target needs beyond that is looked up in the outcome, and asked for, too.
+    """
+    wanted = list(arguments)
+    for _ in range(_MAX_PASSES):
+        _empty(folder)
+        _run_pip(folder, target, wanted)
+        lacking = _lacking(folder, target)
+        if not lacking:
+            return
+        wanted += lacking
+    raise SandboxError(
+        f"The requirements {' '.join(arguments)} for {target} come to no end: "
+        f"{', '.join(lacking)} are still missing."
+    )
+
+
+def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
+    """Fetch, then install: pip reads what Python a package requires for the target only when it
+    downloads."""
+    fitting = ["--only-binary=:all:", "--implementation", "cp", "--abi", target.abi]
+    fitting += ["--python-version", target.version]
+    for platform in target.platforms():
+        fitting += ["--platform", platform]
+    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=folder.parent) as wheels:
+        ran = _pip("download", "--dest", wheels, "--retries=1", *fitting, *arguments)
+        if ran.returncode == 0:
+            # By name, because pip notes the paths of files that it is given.
+            parsed = [parse_wheel_filename(path.name) for path in Path(wheels).iterdir()]
+            found = sorted(f"{name}==={version}" for name, version, *_ in parsed)
+            options = ["--no-deps", "--no-index", "--find-links", wheels, "--no-compile"]
+            options += ["--ignore-requires-python", "--no-warn-conflicts"]
+            options += ["--root-user-action=ignore"]
+            ran = _pip("install", "--target", str(folder), *options, *fitting, *found)
+    if ran.returncode == 0:
+        return
+    said = ran.stderr.strip() or ran.stdout.strip()
+    if "No module named pip" in said:
+        raise SandboxError(
+            f"The packages for {target} are fetched by pip, which {sys.executable} lacks: "
+            f"install it there (`{sys.executable} -m ensurepip`)."
+        )
+    offline = _OFFLINE.search(said)
+    if offline:
+        raise _Offline(offline.group())
+    errors = [line for line in said.splitlines() if line.startswith("ERROR")] or [said[-500:]]
+    raise SandboxError(
+        f"There are no wheels of {' '.join(arguments)} for {target}. pip said: "
+        f"{' '.join(errors)[:1000]} Use an image with another Python, or one that has ipykernel."
+    )
+
+
+def _pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    common = ("--quiet", "--no-input", "--disable-pip-version-check")
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "pip", command, *common, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PIP_TIMEOUT,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _Offline(f"pip did not end within {_PIP_TIMEOUT:g} s") from None
+
+
+def _lacking(folder: Path, target: Target) -> list[str]:
+    """Requirements of the packages in the folder that nothing in the folder meets."""
+    found = {
+        canonicalize_name(distribution.metadata["Name"]): distribution
+        for distribution in importlib.metadata.distributions(path=[str(folder)])
+    }
+    lacking = {
+        str(required)
+        for distribution in found.values()
+        for required in _requires(distribution, target)
+        if canonicalize_name(required.name) not in found
+    }
+    return sorted(lacking)
+
+
+def _requires(
+    distribution: importlib.metadata.Distribution, target: Target
+) -> Iterator[Requirement]:
+    """What a package needs on the target, without the marker that says so."""
+    for line in distribution.requires or ():
+        required = Requirement(line)
+        if required.marker is None or required.marker.evaluate(dict(target.markers())):
+            required.marker = None
+            yield required
+
+
+# --- from this environment
+
+
+def _from_here(folder: Path, target: Target, requirements: Sequence[str]) -> None:
+    """Copy the packages of this environment, each of which was installed from a wheel that the
+    target can use as well."""
+    fitting = frozenset(map(str, target.tags()))
+    copied: set[str] = set()
+    waiting = [_parsed(requirement) for requirement in requirements]
+    while waiting:
+        required = waiting.pop()
+        name = canonicalize_name(required.name)
+        try:
+            distribution = importlib.metadata.distribution(required.name)
+        except importlib.metadata.PackageNotFoundError:
+            raise _DoesNotFit(f"{required.name} is not installed here") from None
+        if not required.specifier.contains(distribution.version, prereleases=True):
+            raise _DoesNotFit(f"{name} is here in version {distribution.version}")
+        if name in copied:
+            continue
+        copied.add(name)
+        _check_wheel(name, distribution, fitting)
+        _copy(name, distribution, folder)
+        waiting += _requires(distribution, target)
+
+
+def _parsed(requirement: str) -> Requirement:
+    try:
+        parsed = Requirement(requirement)
+    except InvalidRequirement:
+        raise _DoesNotFit(f"{requirement} is no plain requirement") from None
+    if parsed.url or parsed.extras:
+        raise _DoesNotFit(f"{requirement} is no plain requirement")
+    return parsed
+
+
+def _check_wheel(
+    name: str, distribution: importlib.metadata.Distribution, fitting: frozenset[str]
+) -> None:
+    wheel = distribution.read_text("WHEEL") or ""
+    tags = re.findall(r"^Tag: *(\S+)", wheel, re.MULTILINE)
+    if not any(str(tag) in fitting for text in tags for tag in parse_tag(text)):
+        raise _DoesNotFit(
+            f"{name} was installed here for {', '.join(tags)}"
+            if tags
+            else f"{name} was not installed here from a wheel"
+        )
+
+
+def _copy(name: str, distribution: importlib.metadata.Distribution, folder: Path) -> None:
+    for file in distribution.files or ():
+        if ".." in file.parts or file.is_absolute() or "__pycache__" in file.parts:
+            continue  # programs and data files, which are for this environment
+        source = Path(str(distribution.locate_file(file)))
+        if not source.is_file():
+            raise _DoesNotFit(f"{name} lacks its file {file}")
+        place = folder / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, place)
+        place.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
+    if not distribution.files or distribution.read_text("direct_url.json"):
+        raise _DoesNotFit(f"{name} was not installed here from the index")
+
+
+# --- folders
+
+
+def _finish(folder: Path, target: Target, lean: bool) -> None:
+    """Compile what can be compiled here, and leave out what is of no use elsewhere."""
+    for pattern in (*_OF_NO_USE, *(_NOT_LEAN if lean else ())):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+    for record in folder.glob("*.dist-info/RECORD"):
+        # Programs begin with the path of an interpreter, which is another one there.
+        record.write_text(_PROGRAM.sub(r"../../../bin/\1,,", record.read_text()))
+    if sys.version_info[:2] == target.python and sys.implementation.name == "cpython":
+        # The compiled files say nothing of times and are not checked: the same for the same
+        # sources. The paths in them are put right at import.
+        command = [sys.executable, "-I", "-m", "compileall", "-q", "-f", "-j", "1"]
+        command += ["--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", "/"]
+        subprocess.run(
+            [*command, str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PIP_TIMEOUT,
+            check=False,  # some packages carry files that are not meant for every version
+        )
+    folder.chmod(0o755)
+
+
+@contextlib.contextmanager
+def _new_folder(root: Path) -> Iterator[Path]:
+    """A temporary folder in ``root``, which may be renamed away. What a killed process has left
+    there is cleared up some day."""
+    for left in root.glob(".making-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _STALE:
+                shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rename(folder: Path, made: Path) -> None:
+    try:
+        folder.rename(made)
+    except OSError:
+        if not made.is_dir():  # by another process, which was quicker
+            raise
+
+
+def _empty(folder: Path) -> None:
+    for item in folder.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
