@@ -34,6 +34,11 @@ _OTHER = (
 )
 
 
+def boot_timeout() -> float:
+    """Seconds that a boot may take in a check: ``$SANDBOX_KERNEL_BOOT_TIMEOUT``, else 60."""
+    return float(os.environ.get("SANDBOX_KERNEL_BOOT_TIMEOUT", "60"))
+
+
 def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
     """What is wrong with /dev/kvm, as far as looking can tell; None if nothing."""
     try:

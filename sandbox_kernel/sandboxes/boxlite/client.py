@@ -1,0 +1,110 @@
+"""BoxliteClient: the boxes of this user, from any number of processes at once.
+
+BoxLite lets one process use a BOXLITE_HOME, so a broker owns it; see sandboxes/broker. With
+BOXLITE_REST_URL set the boxes are a remote server's, and the SDK is used in this process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes.base import Diagnosis, SandboxClient, SandboxHandle, SnapshotInfo
+from sandbox_kernel.sandboxes.bootcheck import kvm_problem
+from sandbox_kernel.sandboxes.boxlite.facts import (
+    BACKEND,
+    CAPABILITIES,
+    PYTHON,
+    WORKDIR,
+    home,
+    remote,
+)
+from sandbox_kernel.sandboxes.boxlite.image import find_image
+from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
+from sandbox_kernel.sandboxes.broker.launch import Place
+from sandbox_kernel.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+
+_FACTORY = "sandbox_kernel.sandboxes.boxlite.direct:DirectClient"
+_INSTALL = "pip install 'sandbox-kernel[boxlite]'"
+
+
+class _Handle(BrokeredHandle):
+    backend = BACKEND
+    workdir = WORKDIR
+    python = PYTHON
+
+
+class _Brokered(BrokeredClient):
+    backend = BACKEND
+    capabilities = CAPABILITIES
+
+    def place(self) -> Place:
+        return Place(BACKEND, _FACTORY, owned=str(home()))
+
+    def handle(self, record: Record) -> SandboxHandle:
+        return _Handle(self.place(), record)
+
+
+class BoxliteClient(SandboxClient):
+    """Boxes of the local broker's, or of the server that BOXLITE_REST_URL names."""
+
+    backend = BACKEND
+    capabilities = CAPABILITIES
+
+    def __init__(self) -> None:
+        self._direct: DirectClient | None = None
+
+    @property
+    def _client(self) -> SandboxClient:
+        if not remote():
+            return _Brokered()
+        if self._direct is None:
+            from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+
+            self._direct = DirectClient()
+        return self._direct
+
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        self.capabilities.check(spec, self.backend)
+        find_image(spec)  # what is wrong with the request is said without a broker
+        if importlib.util.find_spec("boxlite") is None:
+            raise SandboxUnavailable(f"The backend 'boxlite' needs its SDK: {_INSTALL}.")
+        return await self._client.create(spec)
+
+    async def get(self, name: str) -> SandboxHandle:
+        return await self._client.get(name)
+
+    async def list(self) -> list[str]:
+        return await self._client.list()
+
+    async def remove(self, name: str) -> None:
+        await self._client.remove(name)
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
+        return await self._client.restore(snapshot, spec)
+
+    async def snapshots(self) -> Sequence[SnapshotInfo]:
+        return await self._client.snapshots()
+
+    async def remove_snapshot(self, name: str) -> None:
+        await self._client.remove_snapshot(name)
+
+    async def diagnose(self) -> Sequence[Diagnosis]:
+        if importlib.util.find_spec("boxlite") is None:
+            return [Diagnosis(False, "boxlite, the SDK, is not installed", _INSTALL)]
+        if not remote() and (problem := kvm_problem()) is not None:
+            return [problem]
+        try:
+            return await self._client.diagnose()
+        except (OSError, SandboxError) as error:
+            return [Diagnosis(False, "BoxLite cannot be used here", str(error))]
+
+    async def close(self) -> None:
+        if self._direct is not None:
+            await self._direct.close()

@@ -1,0 +1,122 @@
+"""One box, for whoever runs the SDK; made by DirectClient."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes.base import SandboxInfo, SnapshotInfo
+from sandbox_kernel.sandboxes.boxlite.facts import BoxHandle
+from sandbox_kernel.sandboxes.boxlite.link import BoxStream
+from sandbox_kernel.sandboxes.boxlite.notes import Notes
+from sandbox_kernel.sandboxes.boxlite.sizes import limits
+from sandbox_kernel.text import printable
+
+if TYPE_CHECKING:
+    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+
+_log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT = 30.0
+
+
+class DirectHandle(BoxHandle):
+    """One box, running or stopped."""
+
+    def __init__(self, client: DirectClient, record: Record) -> None:
+        super().__init__(record)
+        self._client = client
+        self._record = record
+        self._notes = Notes(record.id)
+
+    async def open_stream(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        tty: tuple[int, int] | None = None,
+        duplex: bool = False,
+    ) -> BoxStream:
+        link = await self._client.link(self._record)
+        return await link.open(
+            {
+                "argv": list(argv),
+                "env": dict(env or {}),
+                "cwd": cwd,
+                "tty": list(tty) if tty else None,
+                "duplex": duplex,
+            }
+        )
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        main: bool = False,
+    ) -> None:
+        """As the surface says. The end of a ``main`` command is the end of the box."""
+        link = await self._client.link(self._record)
+        await link.spawn({"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "main": main})
+
+    async def stop(self) -> None:
+        try:
+            link = await self._client.link(self._record)
+            log = await link.request("stop", timeout=_STOP_TIMEOUT)
+            self._notes.write("log", printable(str(log)))
+        except (SandboxGone, SandboxNotFound):
+            pass
+        except SandboxError as error:
+            _log.info("sandbox %s does not stop by itself: %s", self.name, error)
+        await self._client.ended(self._record)
+
+    async def kill(self) -> None:
+        state = await self._client.runtime.state(self._record.data["box"])
+        if state is None or not state.running:
+            return await self._client.ended(self._record)
+        self._notes.write("ended", "it was killed")
+        await self._client.runtime.finish(state.id)
+        await self._client.ended(self._record)
+
+    async def resume(self) -> None:
+        await self._client.restart(self._record)
+
+    async def snapshot(self, name: str) -> SnapshotInfo:
+        return await self._client.snapshot(self._record, name)
+
+    async def logs(self, *, tail: int | None = None) -> str:
+        try:
+            link = await self._client.link(self._record)
+            text = printable(str(await link.request("logs")))
+        except SandboxGone:
+            text = self._notes.read("log") or await self._client.console(self._record)
+        if tail is None:
+            return text
+        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+
+    async def info(self) -> SandboxInfo:
+        runtime = self._client.runtime
+        state = await runtime.state(self._record.data["box"])
+        detail: dict[str, Any] = {}
+        status = "gone"
+        if state is not None:
+            status = "running" if state.running else "stopped"
+            detail["box"] = state.id
+            detail["pids"] = [p.pid for p in await asyncio.to_thread(runtime.processes, state.id)]
+        if status != "running":
+            detail["reason"] = self._client.reason(self._record, state)
+        return SandboxInfo(
+            name=self.name,
+            id=self.id,
+            backend=self.backend,
+            status=status,
+            created=self._record.created,
+            limits=limits(self.spec),
+            detail=detail,
+        )

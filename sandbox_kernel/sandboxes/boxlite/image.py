@@ -1,0 +1,94 @@
+"""From a spec's ``image`` to what BoxLite makes a box of."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.images.store import resolve
+from sandbox_kernel.spec import SandboxSpec
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_MAX_JSON = 4 * 2**20
+_MAKE_ONE = "`sandbox-kernel image build --from debian -t NAME` makes one without Docker"
+
+
+@dataclass(frozen=True)
+class Image:
+    """Either a folder with an OCI layout, or a registry's reference."""
+
+    layout: Path | None = None
+    reference: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """For boxlite.BoxOptions."""
+        if self.layout is not None:
+            return {"rootfs_path": str(self.layout)}
+        assert self.reference is not None
+        return {"image": self.reference}
+
+
+def find_image(spec: SandboxSpec) -> Image:
+    """The image that a spec names: a folder with an OCI layout, an image built with
+    ``sandbox-kernel image build``, or else a registry's reference. SpecError if it names none,
+    or one for another machine."""
+    if spec.image is None:
+        raise SpecError(
+            f"Sandbox {spec.name!r} was not created: a microVM needs an image with Python, and "
+            f"image is not set. {_MAKE_ONE}; then set image to its name. A registry's image, such "
+            f"as python:3.12-slim, will do as well."
+        )
+    if "/" in spec.image and Path(spec.image).is_absolute():
+        layout: Path | None = Path(spec.image)
+        if not (Path(spec.image) / "oci-layout").is_file():
+            raise SpecError(
+                f"Sandbox {spec.name!r} was not created: {spec.image} is no folder with an OCI "
+                f"layout (it has no file oci-layout). {_MAKE_ONE}."
+            )
+    else:
+        layout = resolve(spec.image)
+    if layout is None:
+        return Image(reference=spec.image)
+    _check_architecture(spec, layout)
+    return Image(layout=layout)
+
+
+def _check_architecture(spec: SandboxSpec, layout: Path) -> None:
+    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    found = _architectures(layout)
+    if found and wanted not in found:
+        raise SpecError(
+            f"Sandbox {spec.name!r} was not created: the image {spec.image} is for "
+            f"{', '.join(sorted(found))}, and this machine is {wanted}. {_MAKE_ONE}."
+        )
+
+
+def _architectures(layout: Path) -> set[str]:
+    """What the images of a layout say that they are for; empty if they do not say."""
+    found: set[str] = set()
+    try:
+        for manifest in _json(layout / "index.json")["manifests"]:
+            platform_ = manifest.get("platform")
+            if not platform_:
+                config = _blob(layout, _blob(layout, manifest)["config"])
+                platform_ = config
+            found.add(str(platform_["architecture"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()  # BoxLite says what is wrong with it
+    return found
+
+
+def _blob(layout: Path, descriptor: Any) -> Any:
+    kind, _, digest = str(descriptor["digest"]).partition(":")
+    if not (kind.isalnum() and digest.isalnum()):
+        raise ValueError(f"no digest: {kind}:{digest}")
+    return _json(layout / "blobs" / kind / digest)
+
+
+def _json(path: Path) -> Any:
+    with path.open("rb") as file:
+        return json.loads(file.read(_MAX_JSON))

@@ -1,0 +1,309 @@
+"""The broker: answers requests about the sandboxes of one SandboxClient.
+
+It knows nothing about the backend behind it. Only processes of the same user are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
+from sandbox_kernel.sandboxes.base import ExecStream, SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup, error_message
+from sandbox_kernel.sandboxes.local.stream import Port
+from sandbox_kernel.spec import SandboxSpec
+
+_log = logging.getLogger(__name__)
+
+_CHECK = 0.5
+_REQUEST_TIMEOUT = 30.0
+_MAX_CONNECTIONS = 1000
+
+Request = dict[str, Any]
+
+
+class Broker:
+    """Serves ``client`` on a listening socket until nobody has been connected for ``idle``
+    seconds, until its socket is deleted so that nobody can find it, or until a client of a newer
+    protocol asks it to retire."""
+
+    def __init__(self, client: SandboxClient, listener: socket.socket, idle: float) -> None:
+        self._client = client
+        self._listener = listener
+        self._path = listener.getsockname()
+        self._idle = idle
+        self._connections: set[asyncio.Task[None]] = set()
+        self._busy = 0
+        self._used_at = time.monotonic()
+        self._retiring = False
+        self._kinds: dict[str, Callable[[Request], Awaitable[Any]]] = {
+            "create": self._create,
+            "restore": self._restore,
+            "get": self._get,
+            "list": lambda _: self._client.list(),
+            "remove": lambda request: self._client.remove(request["name"]),
+            "snapshots": self._snapshots,
+            "remove_snapshot": lambda request: self._client.remove_snapshot(request["name"]),
+            "diagnose": self._diagnose,
+            "spawn": self._spawn,
+            "stop": self._for_handle("stop"),
+            "kill": self._for_handle("kill"),
+            "pause": self._for_handle("pause"),
+            "resume": self._for_handle("resume"),
+            "info": self._info,
+            "logs": self._logs,
+            "snapshot": self._snapshot,
+        }
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        accepting = loop.create_task(self._accept())
+        try:
+            while not self._over():
+                await asyncio.sleep(min(_CHECK, self._idle))
+                if accepting.done():
+                    accepting.result()
+        finally:
+            self._listener.close()
+            accepting.cancel()
+            for task in list(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, accepting, return_exceptions=True)
+            await self._client.close()
+
+    def _over(self) -> bool:
+        if self._retiring:
+            return not self._busy
+        if not os.path.exists(self._path):
+            return True
+        if self._connections:
+            self._used_at = time.monotonic()
+        return time.monotonic() - self._used_at > self._idle
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                _log.warning("a client must wait: %s", error)  # no descriptor is left
+                await asyncio.sleep(_CHECK)
+                continue
+            channel = Channel(sock)
+            if channel.peer_uid() != os.getuid() or len(self._connections) >= _MAX_CONNECTIONS:
+                channel.close()
+                continue
+            task = loop.create_task(self._serve(channel))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            request = await asyncio.wait_for(channel.receive(), _REQUEST_TIMEOUT)
+            if request.get("protocol") != PROTOCOL:
+                await channel.send(self._other_protocol(request))
+            elif request.get("kind") == "open_stream":
+                await self._open_stream(channel, request)
+            else:
+                await self._answer(channel, request)
+        except (Hangup, asyncio.TimeoutError):
+            pass
+        except Exception:  # noqa: BLE001  (the broker serves others, and goes on)
+            _log.exception("a request failed")
+        finally:
+            channel.close()
+
+    def _other_protocol(self, request: Request) -> Request:
+        newer = isinstance(request.get("protocol"), int) and request["protocol"] > PROTOCOL
+        self._retiring = self._retiring or newer
+        return {"protocol": PROTOCOL, "retiring": newer}
+
+    # --- requests with one answer
+
+    async def _answer(self, channel: Channel, request: Request) -> None:
+        kind = self._kinds.get(str(request.get("kind")))
+        if kind is None:
+            raise SandboxError(f"unknown request {request.get('kind')!r}")
+        work = asyncio.ensure_future(kind(request))
+        gone = asyncio.ensure_future(channel.receive())
+        self._busy += 1
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():  # who asked is not there any more
+                work.cancel()
+                await asyncio.wait({work})
+                return
+            try:
+                answer: Request = {"result": work.result()}
+            except Exception as error:  # noqa: BLE001  (goes to whoever asked)
+                if not isinstance(error, SandboxError):
+                    _log.warning("%s failed", request.get("kind"), exc_info=error)
+                answer = error_message(error)
+            await channel.send(answer)
+        finally:
+            self._busy -= 1
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _create(self, request: Request) -> Request:
+        return _described(await self._client.create(_spec(request)))
+
+    async def _restore(self, request: Request) -> Request:
+        return _described(await self._client.restore(request["snapshot"], _spec(request)))
+
+    async def _get(self, request: Request) -> Request:
+        return _described(await self._client.get(request["name"]))
+
+    async def _snapshots(self, _: Request) -> list[Request]:
+        return [asdict(found) for found in await self._client.snapshots()]
+
+    async def _diagnose(self, _: Request) -> list[Request]:
+        return [asdict(found) for found in await self._client.diagnose()]
+
+    async def _handle(self, request: Request) -> SandboxHandle:
+        """The sandbox that a request is about; another one that has its name now is not it."""
+        handle = await self._client.get(request["name"])
+        if handle.id != request["id"]:
+            raise SandboxNotFound(f"Sandbox {handle.name!r} is another one now.")
+        return handle
+
+    def _for_handle(self, method: str) -> Callable[[Request], Awaitable[None]]:
+        async def call(request: Request) -> None:
+            await getattr(await self._handle(request), method)()
+
+        return call
+
+    async def _spawn(self, request: Request) -> None:
+        handle = await self._handle(request)
+        await handle.spawn(
+            request["argv"], env=request["env"], cwd=request["cwd"], main=request["main"]
+        )
+
+    async def _info(self, request: Request) -> Request:
+        return asdict(await (await self._handle(request)).info())
+
+    async def _logs(self, request: Request) -> str:
+        return await (await self._handle(request)).logs(tail=request["tail"])
+
+    async def _snapshot(self, request: Request) -> Request:
+        handle = await self._handle(request)
+        return asdict(await handle.snapshot(request["snapshot"]))
+
+    # --- streams
+
+    async def _open_stream(self, channel: Channel, request: Request) -> None:
+        tty = request["tty"]
+        duplex = len(channel.fds) == 1
+        ports = [Port(_owned(channel.fds.pop(0), duplex)) for _ in range(len(channel.fds))]
+        try:
+            handle = await self._handle(request)
+            stream = await handle.open_stream(
+                request["argv"],
+                env=request["env"],
+                cwd=request["cwd"],
+                tty=(tty[0], tty[1]) if tty else None,
+                duplex=duplex and not tty,
+            )
+        except Exception as error:  # noqa: BLE001  (goes to whoever asked)
+            for port in ports:
+                port.close()
+            return await channel.send(error_message(error))
+        try:
+            await channel.send({"result": None})
+            await _Pumps(stream, ports, channel).run()
+        finally:
+            for port in ports:
+                port.close()
+            await asyncio.shield(stream.close())
+        with contextlib.suppress(SandboxError, Hangup, asyncio.TimeoutError):
+            await channel.send({"exit": await asyncio.wait_for(stream.wait(), _CHECK)})
+
+
+class _Pumps:
+    """Carry a stream's bytes between the sandbox and a client's pipes, or its socket."""
+
+    def __init__(self, stream: ExecStream, ports: list[Port], channel: Channel) -> None:
+        self._stream = stream
+        self._channel = channel
+        self._stdin = ports[0]
+        self._stdout = ports[1] if len(ports) == 3 else ports[0]
+        self._stderr = ports[2] if len(ports) == 3 else None
+
+    async def run(self) -> None:
+        """Until the client hangs up."""
+        reading = self._start(self._read(self._stream.read, self._stdout))
+        errors = self._start(self._read(self._stream.read_stderr, self._stderr))
+        others = [reading, errors, self._start(self._feed()), self._start(self._tell_end())]
+        try:
+            while True:
+                message = await self._channel.receive()
+                if "signal" in message:
+                    await self._stream.send_signal(int(message["signal"]))
+                elif "resize" in message:
+                    rows, columns = message["resize"]
+                    await self._stream.resize(int(rows), int(columns))
+        except Hangup:
+            pass
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    @staticmethod
+    def _start(work: Any) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
+
+    async def _read(self, read: Callable[[], Awaitable[bytes]], port: Port | None) -> None:
+        try:
+            while data := await read():
+                if port is not None:
+                    await port.write(data)
+        except (OSError, SandboxError) as error:
+            _log.debug("a stream ended: %s", error)
+        if port is not None and port is not self._stdin:
+            port.close()
+        elif port is not None:
+            port.end_input()
+
+    async def _feed(self) -> None:
+        with contextlib.suppress(OSError, SandboxError):
+            while data := await self._stdin.read():
+                await self._stream.write(data)
+            await self._stream.close_stdin()
+            return
+        # The command takes no more; whoever writes is told so by a closed pipe.
+        if self._stdin is not self._stdout:
+            self._stdin.close()
+
+    async def _tell_end(self) -> None:
+        try:
+            message: Request = {"exit": await self._stream.wait()}
+        except SandboxError as error:
+            message = error_message(error)
+        with contextlib.suppress(Hangup):
+            await self._channel.send(message)
+
+
+def _owned(fd: int, duplex: bool) -> int | socket.socket:
+    return socket.socket(fileno=fd) if duplex else fd
+
+
+def _spec(request: Request) -> SandboxSpec:
+    values = request["spec"]
+    if not isinstance(values, dict):
+        raise SpecError("A spec is an object.")
+    return SandboxSpec.from_mapping(values)
+
+
+def _described(handle: SandboxHandle) -> Request:
+    return {"name": handle.name, "id": handle.id}

@@ -1,0 +1,341 @@
+"""The broker, with the local jail behind it: what it does is the same for every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_kernel.errors import (
+    ExecFailed,
+    SandboxExists,
+    SandboxGone,
+    SandboxNotFound,
+    SandboxUnavailable,
+)
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes.broker import protocol
+from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
+from sandbox_kernel.sandboxes.broker.launch import Place
+from sandbox_kernel.sandboxes.broker.process import EXIT_TAKEN
+from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
+from sandbox_kernel.spec import SandboxSpec
+
+pytestmark = pytest.mark.skipif(bubblewrap.why_not() is not None, reason="no jail can be made here")
+
+LIMIT = 60.0
+FACTORY = "sandbox_kernel.sandboxes.local:LocalClient"
+
+
+class JailHandle(BrokeredHandle):
+    backend = "local"
+
+
+class JailClient(BrokeredClient):
+    """Local jails, of which the broker is the keeper."""
+
+    backend = "local"
+    capabilities = LocalClient.capabilities
+
+    def place(self) -> Place:
+        return Place("local", FACTORY)
+
+    def handle(self, record: Record) -> JailHandle:
+        return JailHandle(self.place(), record)
+
+
+def run(test: Callable[[JailClient], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a client; whatever sandboxes it leaves are removed."""
+
+    async def main() -> None:
+        client = JailClient()
+        try:
+            await asyncio.wait_for(test(client), LIMIT)
+        finally:
+            for name in await client.list():
+                await client.remove(name)
+
+    asyncio.run(main())
+
+
+def broker_pid() -> int:
+    """The process that listens on the broker's socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(JailClient().place().socket))
+        return int(
+            struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        )
+
+
+def ended(pid: int) -> bool:
+    """Wait until a process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        import select
+
+        return bool(select.select([fd], [], [], LIMIT)[0])
+    finally:
+        os.close(fd)
+
+
+def test_commands_go_through_it() -> None:
+    """Output, exit code, input, terminals and sockets are as without a broker."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one", env={"A": "b"}))
+        result = await handle.exec("/bin/sh", ["-c", "cat; echo $A >&2; exit 4"], stdin=b"in")
+        assert (result.stdout, result.stderr, result.exit_code) == ("in", "b\n", 4)
+        data = os.urandom(3_000_000)
+        async with await handle.open_stream(["cat"], duplex=True) as stream:
+            assert stream.socket is not None
+
+            async def feed() -> None:
+                await stream.write(data)
+                await stream.close_stdin()
+
+            writing = asyncio.ensure_future(feed())
+            back = b""
+            while piece := await stream.read():
+                back += piece
+            await writing
+            assert back == data
+            assert await stream.wait() == 0
+        async with await handle.open_stream(["stty", "size"], tty=(30, 90)) as stream:
+            assert await stream.read() == b"30 90\r\n"
+        async with await handle.open_stream(["sleep", "1000"]) as stream:
+            await stream.send_signal(signal.SIGTERM)
+            assert await stream.wait() == -signal.SIGTERM
+        await handle.spawn(["echo", "spawned"])
+        while "spawned" not in await handle.logs():
+            await asyncio.sleep(0.01)
+        assert (await handle.info()).status == "running"
+
+    run(test)
+
+
+def test_errors_keep_their_kind() -> None:
+    """What is raised in the broker is raised here."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one"))
+        with pytest.raises(SandboxExists, match="one"):
+            await client.create(SandboxSpec(name="one"))
+        with pytest.raises(ExecFailed, match="no-such-command"):
+            await handle.exec("no-such-command")
+        with pytest.raises(SandboxNotFound):
+            await client.get("two")
+        await handle.stop()
+        with pytest.raises(SandboxGone, match="stopped"):
+            await handle.exec("true")
+        await client.remove("one")
+        with pytest.raises(SandboxGone, match="removed"):
+            await handle.exec("true")
+        # Another one that has the name now is not it.
+        await client.create(SandboxSpec(name="one"))
+        with pytest.raises(SandboxGone):
+            await handle.exec("true")
+
+    run(test)
+
+
+_USE = """
+import asyncio, sys
+from tests.boxlite.test_broker import JailClient, broker_pid
+from sandbox_kernel.spec import SandboxSpec
+async def main(name):
+    client = JailClient()
+    handle = await client.create(SandboxSpec(name=name))
+    print((await handle.exec("echo", [name])).stdout.strip(), broker_pid())
+    await client.remove(name)
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_processes_that_start_at_once_share_one(own_dirs: Path) -> None:
+    """Whoever comes first starts it, the others find it."""
+    root = Path(__file__).parents[2]
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", _USE, f"user-{n}"], stdout=subprocess.PIPE, text=True, cwd=root
+        )
+        for n in range(4)
+    ]
+    said = [user.communicate(timeout=LIMIT)[0].split() for user in users]
+    assert [name for name, _ in said] == [f"user-{n}" for n in range(4)]
+    assert len({pid for _, pid in said}) == 1
+
+
+def test_sandboxes_outlive_it() -> None:
+    """It is killed: a stream breaks, the sandbox goes on, and the next request has a new one."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one"))
+        await handle.shell("echo kept > note")
+        async with await handle.open_stream(["cat"]) as stream:
+            first = broker_pid()
+            os.kill(first, signal.SIGKILL)
+            assert await stream.read() == b""
+            with pytest.raises(SandboxGone, match="broker"):
+                await stream.wait()
+        assert (await handle.shell("cat note")).stdout == "kept\n"
+        assert broker_pid() != first
+
+    run(test)
+
+
+def test_only_one_for_a_socket(own_dirs: Path) -> None:
+    """A second one that is started by hand ends at once."""
+
+    async def test(client: JailClient) -> None:
+        await client.create(SandboxSpec(name="one"))
+        command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.process"]
+        second = subprocess.run(
+            [*command, FACTORY, str(client.place().socket)], timeout=LIMIT, check=False
+        )
+        assert second.returncode == EXIT_TAKEN
+
+    run(test)
+
+
+def start_by_hand(idle: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A broker with an idle time of its own, which listens."""
+    path = Place("local", FACTORY).socket
+    command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.process"]
+    broker = subprocess.Popen([*command, FACTORY, str(path), idle], stdout=subprocess.PIPE)
+    assert broker.stdout is not None
+    with broker.stdout:
+        assert broker.stdout.read(1) == b"\n"
+    return broker, path
+
+
+def test_it_ends_when_nobody_needs_it() -> None:
+    """Nobody has been connected for its idle time: it ends and takes its socket along."""
+    broker, path = start_by_hand("0.3")
+    assert broker.wait(LIMIT) == 0
+    assert not path.exists()
+
+
+def test_a_stream_keeps_it() -> None:
+    """Whoever is connected counts, also if nothing is said."""
+
+    async def test(client: JailClient) -> None:
+        broker, _ = start_by_hand("0.3")
+        handle = await client.create(SandboxSpec(name="one"))
+        async with await handle.open_stream(["cat"]) as stream:
+            await asyncio.sleep(1.0)  # longer than its idle time
+            assert broker.poll() is None
+            await stream.write(b"here\n")
+            assert await stream.read() == b"here\n"
+        await asyncio.to_thread(broker.wait, LIMIT)
+
+    run(test)
+
+
+def test_it_ends_when_nobody_can_find_it() -> None:
+    """Its socket is deleted."""
+    broker, path = start_by_hand("1000")
+    path.unlink()
+    assert broker.wait(LIMIT) == 0
+
+
+def talk(path: Path, message: dict[str, Any]) -> dict[str, Any]:
+    """One message to the broker, and its answer; empty if it hangs up."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(LIMIT)
+        sock.connect(str(path))
+        sock.sendall(json.dumps(message).encode() + b"\n")
+        line = sock.makefile().readline()
+        return json.loads(line) if line else {}
+
+
+def test_an_older_one_makes_room_for_a_newer_client() -> None:
+    """It ends as soon as it has nothing to do."""
+    broker, path = start_by_hand("1000")
+    answer = talk(path, {"protocol": protocol.PROTOCOL + 1, "kind": "list"})
+    assert answer == {"protocol": protocol.PROTOCOL, "retiring": True}
+    assert broker.wait(LIMIT) == 0
+
+
+def test_an_older_client_is_told_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newer broker stays, and the client's error says what to do."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one"))
+        with monkeypatch.context() as patch:
+            patch.setattr("sandbox_kernel.sandboxes.broker.launch.PROTOCOL", 0)
+            with pytest.raises(SandboxUnavailable, match="Restart the programs"):
+                await handle.exec("true")
+        assert (await handle.exec("true")).ok
+
+    run(test)
+
+
+@pytest.mark.parametrize("nonsense", ["{}", "[]", "no json", '{"protocol": 1, "kind": "none"}'])
+def test_nonsense_does_no_harm(nonsense: str) -> None:
+    """It hangs up on who does not speak its language, and serves the others."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one"))
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(LIMIT)
+            sock.connect(str(client.place().socket))
+            sock.sendall(nonsense.encode() + b"\n")
+            await asyncio.to_thread(sock.makefile().read)
+        assert (await handle.exec("true")).ok
+
+    run(test)
+
+
+def test_who_hangs_up_while_creating_gets_nothing() -> None:
+    """The creation is undone: no sandbox that nobody knows of."""
+
+    async def test(client: JailClient) -> None:
+        await client.create(SandboxSpec(name="first"))
+        creating = asyncio.ensure_future(client.create(SandboxSpec(name="second")))
+        while "second" not in await client.list():
+            await asyncio.sleep(0)
+        creating.cancel()
+        await asyncio.wait({creating})
+        while "second" in await client.list() and creating.cancelled():
+            await asyncio.sleep(0.01)
+
+    run(test)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be somebody else")
+def test_other_users_are_not_served(own_dirs: Path) -> None:
+    """Even if they get at the socket."""
+    broker, path = start_by_hand("1000")
+    for folder in (own_dirs, path.parent):
+        folder.chmod(0o755)
+    path.chmod(0o777)
+    code = (
+        "import os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "sock = socket.socket(socket.AF_UNIX); sock.settimeout(30); sock.connect(sys.argv[1])\n"
+        'sock.sendall(b\'{"protocol": 1, "kind": "list"}\\n\')\n'
+        "try: print(repr(sock.recv(1000)))\n"
+        "except ConnectionError: print(b'')\n"
+    )
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=LIMIT
+        )
+        assert ran.stdout.strip() == "b''", ran.stderr
+        assert talk(path, {"protocol": protocol.PROTOCOL, "kind": "list"}) == {"result": []}
+    finally:
+        path.unlink()
+        broker.wait(LIMIT)
