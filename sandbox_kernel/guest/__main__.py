@@ -1,4 +1,5 @@
-"""Entry point of the guest program: ``agent DIR LEASE [KERNEL...]`` or ``connect DIR CODEC``."""
+"""Entry point of the guest program: ``agent DIR LEASE [KERNEL...]``, ``connect DIR CODEC`` or
+``rekey DIR``."""
 
 import sys
 
@@ -22,7 +23,11 @@ def main(arguments: "Optional[List[str]]" = None) -> int:
         from .connector import main as connect
 
         return connect(rest[0], rest[1])
-    print("usage: agent DIR LEASE [KERNEL...] | connect DIR CODEC", file=sys.stderr)
+    if command == "rekey" and len(rest) == 1:
+        from .rekey import main as rekey
+
+        return rekey(rest[0])
+    print("usage: agent DIR LEASE [KERNEL...] | connect DIR CODEC | rekey DIR", file=sys.stderr)
     return 2
 
 

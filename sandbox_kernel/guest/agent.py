@@ -1,9 +1,9 @@
 """The agent: the daemon in the sandbox that owns the kernel and the session.
 
 Connectors hand it their stdin and stdout through its Unix socket; it speaks the wire over the
-newest of them. The first host to say HELLO sets the token; whoever comes later must know it. The
-agent outlives every link, and ends when it is told to or when its lease is over: nobody has been
-attached for ``lease`` seconds.
+newest of them. The first host to say HELLO sets the token; whoever comes later must know it, and
+may replace it if this agent is a copy (see ``rekey``). The agent outlives every link, and ends
+when it is told to or when its lease is over: nobody has been attached for ``lease`` seconds.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ from .kernel import CHANNELS, Kernel, LaunchError
 from .loop import Loop
 from .peer import Peer
 from .pump import Pump
+from .rekey import MAX_REQUEST, is_request, reseed
 from .warmprocess import WarmProcess, kernel_command
 from .wire import VERSION, WireError
 from .wire.codec import CODECS, make_codec
@@ -52,6 +53,7 @@ class Agent:
         self._folder = folder
         self._lease = lease
         self._token: Optional[str] = None
+        self._name = ""
         self._session_id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
@@ -198,6 +200,26 @@ class Agent:
             return "unknown-session"
         return ""
 
+    def rekey(self, request: Any) -> str:
+        """This agent is a copy: it leaves the session of the original to the original, and takes
+        a token, a name and random numbers of its own. The answer is "ok", or why not."""
+        if not is_request(request):
+            return "malformed"
+        known = self._token
+        if known is None or not hmac.compare_digest(known.encode(), request["token"].encode()):
+            return "token"
+        reseed(bytes.fromhex(request["entropy"]))
+        self._token = request["new_token"]
+        self._name = request["name"]
+        if self._peer is not None:
+            self._session_broken("this is the sandbox %r now" % self._name)
+        self._session_id = ""
+        self._superseded.clear()
+        self._attached_at = self.loop.time()
+        for greeter in list(self._greeters):
+            greeter.close()
+        return "ok"
+
     def _new_session(self, session_id: str) -> None:
         self._end_session()
         if self._session_id:
@@ -279,6 +301,7 @@ class Agent:
     def _call_info(self) -> Dict[str, Any]:
         return {
             "version": VERSION,
+            "name": self._name,
             "pid": os.getpid(),
             "python": sys.version.split()[0],
             "lease": self._lease,
@@ -377,13 +400,16 @@ class _Greeter:
 
     def _descriptors(self) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(self._connection, 4096, 2)
+            message, fds, _, _ = socket.recv_fds(self._connection, MAX_REQUEST + 64, 2)
         except BlockingIOError:
             return
         except OSError:
             return self.close()
         try:
-            codec = json.loads(message)["codec"]
+            said = json.loads(message)
+            if not fds and "rekey" in said:
+                return self._rekey(said["rekey"])
+            codec = said["codec"]
             if len(fds) != 2 or codec not in CODECS:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
@@ -399,6 +425,17 @@ class _Greeter:
         link.on_lost = lambda why: self.close()
         link.on_closed = self._close_connection
         link.start()
+
+    def _rekey(self, request: Any) -> None:
+        self._finish()  # first, so that the agent does not close it with the other greeters
+        answer = self._agent.rekey(request)
+        if answer != "ok":
+            print("re-keying was refused:", answer, flush=True)
+        try:
+            self._connection.send(answer.encode() + b"\n")
+        except OSError as error:
+            print("nobody heard that the agent was re-keyed:", error, flush=True)
+        self._close_connection()
 
     def _hello(self, data: bytes) -> None:
         link = self._link

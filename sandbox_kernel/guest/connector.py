@@ -24,7 +24,7 @@ def main(folder: str, codec: str) -> int:
     if codec not in CODECS:
         print("unknown codec %r; known: %s" % (codec, ", ".join(CODECS)), file=sys.stderr)
         return 2
-    connection = _connect(os.path.join(folder, SOCKET))
+    connection = open_agent(os.path.join(folder, SOCKET))
     if connection is None:
         print("no agent answers in %s" % folder, file=sys.stderr)
         return EXIT_NO_AGENT
@@ -39,7 +39,8 @@ def main(folder: str, codec: str) -> int:
     return 0
 
 
-def _connect(path: str) -> "socket.socket | None":
+def open_agent(path: str) -> "socket.socket | None":
+    """A connection to the agent's socket, waiting for one that is starting; None if none comes."""
     deadline = time.monotonic() + AGENT_TIMEOUT
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -6,6 +6,7 @@ tested without a change: ``pytest tests/conformance --backend NAME``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -17,6 +18,12 @@ from sandbox_kernel.sandboxes.base import SandboxInfo
 
 def _kill_first_process(info: SandboxInfo) -> None:
     os.kill(info.detail["pid"], signal.SIGKILL)
+
+
+def _kill_all_processes(info: SandboxInfo) -> None:
+    for pid in info.detail["pids"]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Row:
     """Whether ``open_stream`` takes ``tty``."""
     crash: Callable[[SandboxInfo], None] | None = None
     """Ends a sandbox behind the backend's back, where the test can."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Values for limits, where the backend does not take the suite's own."""
 
 
 ROWS = {
@@ -43,6 +52,27 @@ ROWS = {
                 {
                     *("memory_mib", "cpus", "processes", "open_files", "disk_mib"),
                     *("workspace", "readable", "python", "byte_exact_streams", "reattach"),
+                }
+            ),
+            crash=_kill_first_process,
+        ),
+        Row(
+            "boxlite",
+            capabilities=frozenset(
+                {
+                    *("image", "memory_mib", "cpus", "disk_mib", "byte_exact_streams"),
+                    *("reattach", "restart", "snapshot"),
+                }
+            ),
+            crash=_kill_all_processes,
+            limits={"disk_mib": 2048},
+        ),
+        Row(
+            "microsandbox",
+            capabilities=frozenset(
+                {
+                    *("image", "memory_mib", "cpus", "disk_mib", "byte_exact_streams"),
+                    *("reattach", "pause", "restart", "snapshot", "memory", "fork"),
                 }
             ),
             crash=_kill_first_process,

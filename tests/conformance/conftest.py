@@ -33,8 +33,12 @@ from sandbox_kernel.tunnel import background
 from .backends import Row, row
 
 T = TypeVar("T")
-LIMIT = 120.0
+PATIENCE = float(os.environ.get("SANDBOX_KERNEL_TEST_PATIENCE", "1"))
+"""How many times slower than a real machine the one is that the tests run on."""
+LIMIT = 120.0 * PATIENCE
 """Seconds for anything that a test waits for."""
+SCALE = 1 if PATIENCE <= 1 else 10
+"""By how much less data the tests send where sending takes longer."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +58,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    finish(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), 170)
+    finish(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), LIMIT + 50)
     return True
 
 
@@ -63,7 +67,7 @@ def finish(coroutine: Coroutine[Any, Any, T], timeout: float = LIMIT) -> T:
     return background.submit(asyncio.wait_for(coroutine, timeout)).result(timeout + 5)
 
 
-async def until(true: Callable[[], Awaitable[object]], timeout: float = 60.0) -> None:
+async def until(true: Callable[[], Awaitable[object]], timeout: float = LIMIT) -> None:
     """Ask until the answer is yes: for what happens in another process, which does not tell."""
 
     async def ask() -> None:

@@ -22,7 +22,7 @@ from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.tunnel import background
 
-from .conftest import LIMIT, Backend, finish
+from .conftest import LIMIT, SCALE, Backend, finish
 
 LOG = logging.getLogger(__name__)
 
@@ -154,14 +154,14 @@ def test_shutdown_removes_the_sandbox(backend: Backend) -> None:
 @pytest.mark.faults
 def test_output_survives_cuts() -> None:
     """The stream to the sandbox breaks again and again: all output comes, once and in order."""
-    lines, cuts = 20_000, 5
+    lines, cuts = 20_000 // SCALE, 5
     with kernel() as (manager, client):
         tunnel = sandboxed(manager).tunnel
         made = 0
 
         def cut(printed: list[str]) -> None:
             nonlocal made
-            if made < cuts and sum(map(len, printed)) > made * 15_000:
+            if made < cuts and sum(map(len, printed)) > made * 15_000 // SCALE:
                 made += 1
                 background.background_loop().call_soon_threadsafe(tunnel.cut)
 
@@ -228,8 +228,8 @@ manager = KernelManager(kernel_name="sandbox")
 manager.start_kernel()
 client = manager.client()
 client.start_channels()
-client.wait_for_ready(timeout=100)
-client.execute_interactive(sys.argv[1], timeout=100)
+client.wait_for_ready(timeout=float(sys.argv[2]))
+client.execute_interactive(sys.argv[1], timeout=float(sys.argv[2]))
 info = manager.get_connection_info()
 info["key"] = info["key"].decode()
 print(json.dumps([manager.provisioner.sandbox_name, info], default=lambda b: b.decode()))
@@ -243,9 +243,8 @@ def test_reattach_from_another_process(backend: Backend) -> None:
     with the same connection file."""
     if not backend.capabilities.reattach:
         pytest.skip("this backend cannot reattach")
-    ran = subprocess.run(
-        [sys.executable, "-c", _START, "x = 41"], capture_output=True, text=True, timeout=LIMIT
-    )
+    command = [sys.executable, "-c", _START, "x = 41", str(LIMIT)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     name, connection = json.loads(ran.stdout)
 

@@ -23,7 +23,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
-from .conftest import Backend, until
+from .conftest import LIMIT, Backend, until
 from .test_surface import running
 
 # Every field that a backend may refuse, with a value that it must refuse or enforce.
@@ -64,7 +64,7 @@ async def create_and_die(backend: Backend, word: str = "1000", **fields: Any) ->
     spec = backend.spec(**fields)
     command = [sys.executable, "-c", _CREATE, backend.row.name, json.dumps(spec.to_dict()), word]
     ran = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=100, check=False
+        subprocess.run, command, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     assert ran.stdout == "created\n"
@@ -77,10 +77,10 @@ async def create_and_die(backend: Backend, word: str = "1000", **fields: Any) ->
 async def test_a_name_is_taken_once(backend: Backend) -> None:
     """SandboxExists, and the first one is unharmed."""
     async with backend.sandbox() as first:
-        await first.shell("echo mine > mark", timeout=30)
+        await first.shell("echo mine > mark", timeout=LIMIT)
         with pytest.raises(SandboxExists, match=first.name):
             await backend.client.create(backend.spec(name=first.name))
-        assert (await first.shell("cat mark", timeout=30)).stdout == "mine\n"
+        assert (await first.shell("cat mark", timeout=LIMIT)).stdout == "mine\n"
         assert (await first.info()).status == "running"
 
 
@@ -94,7 +94,7 @@ async def test_of_many_who_want_a_name_one_gets_it(backend: Backend) -> None:
         won = [r for r in results if isinstance(r, SandboxHandle)]
         assert len(won) == 1
         assert [type(r) for r in results if r is not won[0]] == [SandboxExists] * 3
-        assert (await won[0].shell("echo well", timeout=30)).stdout == "well\n"
+        assert (await won[0].shell("echo well", timeout=LIMIT)).stdout == "well\n"
     finally:
         await backend.client.remove(name)
 
@@ -106,7 +106,7 @@ async def test_a_name_is_free_again_after_removal(backend: Backend) -> None:
     for _ in range(2):
         async with backend.sandbox(name=name) as handle:
             ids.append(handle.id)
-            assert (await handle.shell("ls; touch left-behind", timeout=30)).stdout == ""
+            assert (await handle.shell("ls; touch left-behind", timeout=LIMIT)).stdout == ""
     assert ids[0] != ids[1]
 
 
@@ -137,7 +137,7 @@ async def test_info(backend: Backend) -> None:
 async def test_the_log_holds_what_spawned_commands_print(backend: Backend) -> None:
     """``logs`` has their output, not that of exec; ``tail`` counts lines."""
     async with backend.sandbox() as handle:
-        await handle.exec("echo", ["an exec"], timeout=30)
+        await handle.exec("echo", ["an exec"], timeout=LIMIT)
         await handle.spawn(["/bin/sh", "-c", "echo first; echo second >&2"])
 
         async def logged() -> bool:
@@ -152,11 +152,12 @@ async def test_the_log_holds_what_spawned_commands_print(backend: Backend) -> No
 
 async def test_limits_in_force_are_told(backend: Backend) -> None:
     """A limit that was asked for is in ``info().limits``, with its value."""
-    asked = {name: FIELDS[name] for name in LIMITS if getattr(backend.capabilities, name)}
+    values = {**FIELDS, **backend.row.limits}
+    asked = {name: values[name] for name in LIMITS if getattr(backend.capabilities, name)}
     async with backend.sandbox(**asked) as handle:
         told = (await handle.info()).limits
         assert [name for name in asked if str(asked[name]) not in told[name]] == []
-        assert (await handle.shell("echo runs", timeout=30)).ok
+        assert (await handle.shell("echo runs", timeout=LIMIT)).ok
 
 
 # --- refusals
@@ -213,14 +214,14 @@ async def test_a_stopped_sandbox_is_gone_for_commands(backend: Backend) -> None:
     async with backend.sandbox() as handle:
         await handle.stop()
         for attempt in (
-            handle.exec("true", timeout=30),
+            handle.exec("true", timeout=LIMIT),
             handle.open_stream(["true"]),
             handle.spawn(["true"]),
         ):
             with pytest.raises(SandboxGone, match=handle.name):
                 await attempt
     with pytest.raises(SandboxGone, match=handle.name):
-        await handle.exec("true", timeout=30)
+        await handle.exec("true", timeout=LIMIT)
 
 
 async def test_stop_lets_commands_finish_in_order(backend: Backend) -> None:
@@ -242,9 +243,9 @@ async def test_commands_notice_the_end_of_their_sandbox(backend: Backend) -> Non
     """An open stream ends, and ``wait`` says that the sandbox did."""
     async with backend.sandbox() as handle, await handle.open_stream(["sleep", "1000"]) as stream:
         await handle.kill()
-        assert await asyncio.wait_for(stream.read(), 30) == b""
+        assert await asyncio.wait_for(stream.read(), LIMIT) == b""
         with pytest.raises(SandboxGone, match=handle.name):
-            await asyncio.wait_for(stream.wait(), 30)
+            await asyncio.wait_for(stream.wait(), LIMIT)
 
 
 async def test_a_sandbox_that_was_killed_from_outside(backend: Backend) -> None:
@@ -261,7 +262,7 @@ async def test_a_sandbox_that_was_killed_from_outside(backend: Backend) -> None:
 
         await until(ended)
         with pytest.raises(SandboxGone, match=f"{handle.name}.*killed"):
-            await handle.exec("true", timeout=30)
+            await handle.exec("true", timeout=LIMIT)
 
 
 # --- other processes
@@ -287,7 +288,7 @@ async def test_a_sandbox_outlives_its_creator(backend: Backend) -> None:
         assert name in await backend.names()
         handle = await backend.client.get(name)
         assert handle.name == name
-        assert (await handle.shell("cat note", timeout=30)).stdout == "from another process\n"
+        assert (await handle.shell("cat note", timeout=LIMIT)).stdout == "from another process\n"
         assert len(await running(handle, word)) == 1
     finally:
         await backend.client.remove(name)
@@ -308,12 +309,12 @@ async def test_other_processes_see_the_list(backend: Backend) -> None:
         )
         command = [sys.executable, "-c", code, backend.row.name, handle.name]
         ran = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, timeout=100, check=False
+            subprocess.run, command, capture_output=True, text=True, timeout=LIMIT, check=False
         )
         assert (ran.stdout, ran.stderr) == ("True\n", "")
         assert handle.name not in await backend.names()
         with pytest.raises(SandboxGone, match=handle.name):
-            await handle.exec("true", timeout=30)
+            await handle.exec("true", timeout=LIMIT)
 
 
 async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
@@ -331,7 +332,7 @@ async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
         await until(ended)
         if name in await backend.names():
             with pytest.raises(SandboxGone, match="lease"):
-                await (await backend.client.get(name)).exec("true", timeout=30)
+                await (await backend.client.get(name)).exec("true", timeout=LIMIT)
     finally:
         await backend.client.remove(name)
 

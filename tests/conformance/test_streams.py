@@ -13,7 +13,7 @@ import pytest
 
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 
-from .conftest import Backend, until
+from .conftest import LIMIT, SCALE, Backend, until
 from .test_surface import not_running
 
 MIB = 2**20
@@ -38,8 +38,8 @@ async def read_until(stream: ExecStream, wanted: bytes) -> bytes:
 
 
 async def test_megabytes_there_and_back(backend: Backend, sandbox: SandboxHandle) -> None:
-    """8 MB of all bytes come back as they went in; as base64 where streams carry text only."""
-    data = random.Random(8).randbytes(8_000_000)
+    """Megabytes of all bytes come back as they went in; as base64 where streams carry text only."""
+    data = random.Random(8).randbytes(8_000_000 // SCALE)
     if not backend.capabilities.byte_exact_streams:
         data = base64.encodebytes(data)
     async with await sandbox.open_stream(["cat"]) as stream:
@@ -67,15 +67,15 @@ async def test_stdin_is_pushed_back(sandbox: SandboxHandle) -> None:
     """Writing to a command that does not read waits, and goes on when it does."""
     waits = "while [ ! -e go-on ]; do sleep 0.05; done; exec wc -c"
     async with await sandbox.open_stream(["/bin/sh", "-c", waits]) as stream:
-        size = 64 * MIB
+        size = 64 * MIB // SCALE
         writing = asyncio.ensure_future(stream.write(b"x" * size))
         done, _ = await asyncio.wait({writing}, timeout=2)
-        assert not done, "64 MiB were taken although nobody reads them"
-        await sandbox.exec("touch", ["go-on"], timeout=30)
+        assert not done, "megabytes were taken although nobody reads them"
+        await sandbox.exec("touch", ["go-on"], timeout=LIMIT)
         await writing
         await stream.close_stdin()
         assert int(await read_all(stream)) == size
-    await sandbox.exec("rm", ["go-on"], timeout=30)
+    await sandbox.exec("rm", ["go-on"], timeout=LIMIT)
 
 
 async def test_output_that_nobody_reads_does_not_pile_up(sandbox: SandboxHandle) -> None:
@@ -85,7 +85,7 @@ async def test_output_that_nobody_reads_does_not_pile_up(sandbox: SandboxHandle)
     async with await sandbox.open_stream(flood) as stream:
         await stream.read()
         for _ in range(10):
-            assert (await sandbox.exec("true", timeout=30)).ok
+            assert (await sandbox.exec("true", timeout=LIMIT)).ok
         waiting = asyncio.ensure_future(stream.wait())
         done, _ = await asyncio.wait({waiting}, timeout=1)
         assert not done, "a command that floods ran to its end although nobody read its output"
@@ -111,7 +111,7 @@ async def test_reading_is_over_when_the_stream_is_closed(sandbox: SandboxHandle)
     reading = asyncio.ensure_future(stream.read())
     await asyncio.sleep(0)
     await stream.close()
-    assert await asyncio.wait_for(reading, 30) == b""
+    assert await asyncio.wait_for(reading, LIMIT) == b""
 
 
 async def test_signals(sandbox: SandboxHandle) -> None:

@@ -93,6 +93,7 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
 def _environment(rig: Path, quick: bool) -> dict[str, str]:
     return {
         "PYTHONPATH": "/root/project/packages:/opt/py",
+        "JUPYTER_PATH": "/root/project/packages/share/jupyter:/opt/py/share/jupyter",
         "SANDBOX_KERNEL_RIG": str(rig),
         "SANDBOX_KERNEL_RIG_QUICK": "1" if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,

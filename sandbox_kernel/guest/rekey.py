@@ -1,0 +1,97 @@
+"""Re-keying: telling an agent whose memory was copied that it now belongs to another sandbox.
+
+After a live fork, or the restoring of a memory snapshot, two agents know the same token. The host
+runs ``rekey DIR`` in the copy; that passes one request to the agent there, which leaves its old
+session, takes a new token and refreshes the kernel's random numbers. From then on neither sandbox
+can be reached with the token of the other.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import sys
+
+from .connector import EXIT_NO_AGENT, SOCKET, open_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+MAX_REQUEST = 4096
+"""Bytes of a request; it must arrive in one piece."""
+EXIT_REFUSED = 77
+_ANSWER_TIMEOUT = 20.0
+_RNDRESEEDCRNG = 0x5207
+_FIELDS = ("token", "new_token", "name", "entropy")
+
+
+def main(folder: str) -> int:
+    """Pass the request on stdin (one JSON line) to the agent of ``folder``; print its answer."""
+    request = read_request(sys.stdin.buffer.readline(MAX_REQUEST + 1))
+    if request is None:
+        print("stdin holds no request to re-key", file=sys.stderr)
+        return 2
+    connection = open_agent(os.path.join(folder, SOCKET))
+    if connection is None:
+        print("no agent answers in %s" % folder, file=sys.stderr)
+        return EXIT_NO_AGENT
+    with connection:
+        connection.settimeout(_ANSWER_TIMEOUT)
+        connection.sendall(json.dumps({"rekey": request}).encode())
+        answer = _answer(connection)
+    print(answer or "the agent gave no answer")
+    return 0 if answer == "ok" else EXIT_REFUSED
+
+
+def read_request(line: bytes) -> "Optional[Dict[str, str]]":
+    """The request, or None if it is none."""
+    try:
+        found: "Any" = json.loads(line) if len(line) <= MAX_REQUEST else None
+    except ValueError:
+        return None
+    return found if is_request(found) else None
+
+
+def is_request(found: "Any") -> bool:
+    """Whether this has the fields of a request and no others, and a new token that is no joke."""
+    if not isinstance(found, dict) or set(found) != set(_FIELDS):
+        return False
+    if not all(isinstance(value, str) and value.isascii() for value in found.values()):
+        return False
+    try:
+        bytes.fromhex(found["entropy"])
+    except ValueError:
+        return False
+    return len(found["new_token"]) >= 16
+
+
+def reseed(entropy: bytes) -> None:
+    """Give the kernel fresh randomness and make it use it at once: in a copy of a machine it
+    would otherwise hand out the numbers that the original gets."""
+    try:
+        fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        print("no fresh randomness:", error, flush=True)
+        return
+    try:
+        os.write(fd, entropy)
+        fcntl.ioctl(fd, _RNDRESEEDCRNG)
+    except OSError as error:
+        # Without the right to do so the numbers differ from the kernel's next own reseeding on.
+        print("the random numbers are refreshed only later:", error, flush=True)
+    finally:
+        os.close(fd)
+
+
+def _answer(connection: socket.socket) -> str:
+    received = b""
+    try:
+        while not received.endswith(b"\n") and len(received) < MAX_REQUEST:
+            piece = connection.recv(MAX_REQUEST)
+            if not piece:
+                break
+            received += piece
+    except OSError as error:
+        print("the agent does not answer:", error, file=sys.stderr)
+    return received.decode("ascii", "replace").strip()

@@ -1,0 +1,290 @@
+"""One sandbox: a microVM with its record."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import microsandbox as sdk
+
+from sandbox_kernel.errors import (
+    ExecFailed,
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SandboxTimeout,
+)
+from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo, SnapshotInfo
+from sandbox_kernel.sandboxes.microsandbox import machine, scripts
+from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
+
+if TYPE_CHECKING:
+    from sandbox_kernel.sandboxes.microsandbox.client import MicrosandboxClient
+
+_CONNECT_TIMEOUT = 30.0
+_GOODBYE_TIMEOUT = 20.0
+_STOP_TIMEOUT = 20.0
+_PAUSE_TIMEOUT = 60.0
+_LOOK_UP_TIMEOUT = 30.0
+_COPY_TIMEOUT = 600.0
+
+
+class MicrosandboxHandle(SandboxHandle):
+    """One microVM, running, paused or ended."""
+
+    backend = "microsandbox"
+    python = "python3"
+
+    def __init__(self, record: Record, client: MicrosandboxClient) -> None:
+        self._record = record
+        self._client = client
+        self._vm: str = record.data["vm"]
+        self._connection: sdk.Sandbox | None = None
+        self.name = record.name
+        self.id = record.id
+        self.spec = record.sandbox_spec()
+
+    # --- commands
+
+    async def open_stream(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        tty: tuple[int, int] | None = None,
+        duplex: bool = False,
+    ) -> MicrosandboxStream:
+        """As the surface says; there is no duplex socket. The command runs as the image's user."""
+        command, arguments = argv[0], list(argv[1:])
+        if tty is not None:
+            command, arguments = "/bin/sh", scripts.with_terminal(argv, tty)
+        try:
+            connection = await self._connected()
+            started = await connection.exec_stream(
+                command,
+                arguments,
+                env={**self.spec.env, **(env or {})},
+                cwd=cwd or self.workdir,
+                stdin=sdk.Stdin.pipe(),
+                tty=tty is not None,
+            )
+        except (sdk.MicrosandboxError, OSError) as error:
+            raise await self._broken(error) from error
+        except (TypeError, ValueError) as error:  # e.g. a NUL in an argument
+            raise ExecFailed(
+                f"{command!r} cannot be run in sandbox {self.name!r}: {error}"
+            ) from error
+        return await MicrosandboxStream.open(
+            started, argv[0], self.name, self._exit_signal, self._broken
+        )
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        main: bool = False,
+    ) -> None:
+        """As the surface says. The output goes to the VM's console. Images without Python do not
+        end with their ``main`` command, but when their lease is over."""
+        script = scripts.spawned(argv, main=main)
+        result = await self.exec("/bin/sh", script, env=env, cwd=cwd, timeout=_CONNECT_TIMEOUT * 2)
+        if not result.ok:
+            raise ExecFailed(
+                f"{argv[0]!r} could not be started in sandbox {self.name!r}: "
+                f"{result.output.strip()[-500:] or 'there is no such command'}"
+            )
+
+    async def set_up(self) -> None:
+        """What a VM needs each time it has booted. Shows, too, that commands run."""
+        result = await self.exec("/bin/sh", scripts.SET_UP, cwd="/", timeout=_COPY_TIMEOUT)
+        if not result.ok:
+            raise ExecFailed(
+                f"Sandbox {self.name!r} could not be set up: {result.output.strip()[-500:]}"
+            )
+
+    async def _connected(self) -> sdk.Sandbox:
+        if self._connection is None:
+            found = await sdk.Sandbox.get(self._vm)
+            if str(found.status) == "paused":
+                raise SandboxError(f"Sandbox {self.name!r} is paused; resume it first.")
+            self._connection = await asyncio.wait_for(found.connect(), _CONNECT_TIMEOUT)
+        return self._connection
+
+    async def _exit_signal(self, pid: int) -> int | None:
+        """The signal that ended a command. None if the sandbox cannot tell (any more)."""
+        try:
+            connection = await self._connected()
+            asking = connection.exec("/bin/sh", scripts.LOOK_UP, cwd="/")
+            found = await asyncio.wait_for(asking, _LOOK_UP_TIMEOUT)
+        except (sdk.MicrosandboxError, SandboxError, OSError, asyncio.TimeoutError):
+            return None
+        return scripts.exit_signal(found.stdout_bytes, pid)
+
+    async def _broken(self, error: BaseException | None = None) -> SandboxError:
+        """What to tell who used a connection that broke or could not be made."""
+        self._connection = None
+        if await self._status() in ("running", "paused"):
+            return SandboxError(
+                f"The connection to sandbox {self.name!r} broke: {error or 'it ended early'}"
+            )
+        return SandboxGone(await self._why_gone())
+
+    async def _status(self) -> str:
+        """``gone`` when there is no VM any more, or it is not this record's."""
+        return await machine.status(self._vm) or "gone"
+
+    async def _why_gone(self) -> str:
+        reason = "it was removed"
+        record = self._stored()
+        if record is not None:
+            found = await asyncio.to_thread(machine.why_ended, self._vm)
+            reason = str(record.data.get("ended") or found)
+        return (
+            f"Sandbox {self.name!r} has ended: {reason}. Its log: `sandbox-kernel logs "
+            f"{self.name}`. Create it anew to go on."
+        )
+
+    # --- its life
+
+    async def stop(self) -> None:
+        status = await self._status()
+        if status in ("stopped", "gone"):
+            return
+        if status == "running":
+            await self._say_goodbye()
+        self._note_end("it was stopped")
+        try:
+            stopping = (await sdk.Sandbox.get(self._vm)).stop(timeout=_STOP_TIMEOUT)
+            await asyncio.wait_for(stopping, _STOP_TIMEOUT + 5)
+            await machine.ended(self._vm)
+        except (sdk.MicrosandboxError, asyncio.TimeoutError):
+            await machine.kill(self._vm)
+        self._connection = None
+
+    async def _say_goodbye(self) -> None:
+        """Ask the commands to end, which the SDK itself does not."""
+        try:
+            await self.exec("/bin/sh", scripts.GOODBYE, cwd="/", timeout=_GOODBYE_TIMEOUT)
+        except SandboxError as error:
+            self._client.log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
+
+    async def kill(self) -> None:
+        if await self._status() in ("stopped", "gone"):
+            return
+        self._note_end("it was killed")
+        await machine.kill(self._vm)
+        self._connection = None
+
+    async def pause(self) -> None:
+        status = await self._status()
+        if status == "paused":
+            return
+        if status != "running":
+            raise SandboxGone(await self._why_gone())
+        await self._ask((await sdk.Sandbox.get(self._vm)).pause(), "paused", _PAUSE_TIMEOUT)
+
+    async def resume(self) -> None:
+        status = await self._status()
+        if status == "gone":
+            raise SandboxGone(await self._why_gone())
+        if status == "paused":
+            await self._ask((await sdk.Sandbox.get(self._vm)).resume(), "resumed", _PAUSE_TIMEOUT)
+        elif status == "stopped":
+            self._connection = None
+            starting = machine.insist(lambda: sdk.Sandbox.start(self._vm, detached=True))
+            await self._ask(starting, "started again", self.spec.start_timeout)
+            self._note_end(None)
+            await self.set_up()
+
+    async def _ask(self, asked: Any, what: str, timeout: float) -> None:
+        try:
+            await asyncio.wait_for(asked, timeout)
+        except sdk.MicrosandboxError as error:
+            raise SandboxError(f"Sandbox {self.name!r} could not be {what}: {error}") from error
+        except asyncio.TimeoutError:
+            raise SandboxTimeout(
+                f"Sandbox {self.name!r} could not be {what} within {timeout:g} s."
+            ) from None
+
+    def _stored(self) -> Record | None:
+        """This sandbox's record as it is now; None if it was removed."""
+        try:
+            record = Records().load(self.backend, self.name)
+        except SandboxNotFound:
+            return None
+        return record if record.id == self.id else None
+
+    def _note_end(self, reason: str | None) -> None:
+        record = self._stored()
+        if record is not None:
+            record.data["ended"] = reason
+            Records().save(record)
+
+    # --- copies
+
+    async def snapshot(self, name: str) -> SnapshotInfo:
+        """Keeps the memory, the running processes and the files of a running sandbox."""
+        return await self._client.keep(self, name)
+
+    async def fork(self, name: str = "") -> MicrosandboxHandle:
+        """As the surface says. The copy's files, memory and processes are its own from the moment
+        of the fork on; ``SandboxedKernel.fork`` makes it known to its agent, too."""
+        spec = replace(self.spec, name=name or f"sandbox-{secrets.token_hex(4)}")
+        if await self._status() not in ("running", "paused"):
+            raise SandboxGone(await self._why_gone())
+        return await self._client.copy(
+            spec, self._stored(), lambda vm: machine.fork(self._vm, vm, _COPY_TIMEOUT)
+        )
+
+    # --- what is known
+
+    async def logs(self, *, tail: int | None = None) -> str:
+        """What was written to the VM's console, by its kernel and by spawned commands."""
+        text = await asyncio.to_thread(machine.console, self._vm)
+        if tail is None:
+            return text
+        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+
+    async def info(self) -> SandboxInfo:
+        status = await self._status()
+        detail: dict[str, Any] = {"vm": self._vm}
+        if status in ("running", "paused"):
+            found = await asyncio.to_thread(machine.processes, self._vm)
+            detail["pid"] = found[0].pid if found else None
+        else:
+            detail["reason"] = await self._why_gone()
+        killed = await asyncio.to_thread(machine.oom_kills, self._vm)
+        return SandboxInfo(
+            name=self.name,
+            id=self.id,
+            backend=self.backend,
+            status=status,
+            created=self._record.created,
+            limits=_limits(self._record),
+            oom_kills=len(killed),
+            last_kill=f"out of memory: {killed[-1]!r} was killed" if killed else "",
+            detail=detail,
+        )
+
+
+def _limits(record: Record) -> dict[str, str]:
+    return {str(key): str(value) for key, value in record.data.get("limits", {}).items()}
+
+
+def snapshot_info(record: Record) -> SnapshotInfo:
+    """What a snapshot's record says."""
+    return SnapshotInfo(
+        name=record.name,
+        backend=record.backend,
+        sandbox=str(record.data.get("sandbox", "")),
+        created=record.created or time.time(),
+        memory=True,
+    )

@@ -1,0 +1,87 @@
+"""Images as the SDK knows them: references to a registry, and OCI layouts, which it must load."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import microsandbox as sdk
+
+from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.images.store import layout_digest, resolve
+from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.spec import SandboxSpec
+
+_PREFIX = "localhost/sandbox-kernel"
+
+
+async def reference(spec: SandboxSpec) -> tuple[str, bool]:
+    """The SDK's name for the spec's image, and whether it is here already. A layout is loaded
+    once for each content, however many processes ask for it."""
+    if spec.image is None:
+        raise SpecError(
+            f"Sandbox {spec.name!r} was not created: the backend 'microsandbox' needs an image "
+            f"with Python. Give a registry's reference (image='python:3.12-slim'), or make one "
+            f"with `sandbox-kernel image build` and give its name."
+        )
+    layout = await asyncio.to_thread(resolve, spec.image)
+    if layout is not None:
+        return await load(layout), True
+    if spec.image.startswith(("/", ".", "~")):
+        raise SpecError(f"image={spec.image!r} is no folder with an OCI layout.")
+    return spec.image, False
+
+
+async def load(layout: Path) -> str:
+    """Make the image of a layout known to the SDK; its name there."""
+    digest = await asyncio.to_thread(layout_digest, layout)
+    name = f"{_PREFIX}/{digest.partition(':')[2][:32]}:latest"
+    if await _known(name):
+        return name
+    with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder:
+        archive = os.path.join(folder, "image.tar")
+        lock = await asyncio.to_thread(_lock)
+        try:
+            if not await _known(name):
+                await asyncio.to_thread(_pack, layout, archive)
+                await sdk.Image.load(archive, tag=name)
+        except sdk.MicrosandboxError as error:
+            raise SandboxError(
+                f"The image in {layout} could not be loaded by microsandbox: {error}"
+            ) from error
+        finally:
+            os.close(lock)
+    return name
+
+
+async def _known(name: str) -> bool:
+    try:
+        await sdk.Image.get(name)
+    except sdk.ImageNotFoundError:
+        return False
+    return True
+
+
+def _lock() -> int:
+    """Held until it is closed: loading takes long and is done by one process at a time."""
+    path = private_dir(data_dir() / "microsandbox") / "load.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _pack(layout: Path, archive: str) -> None:
+    with tarfile.open(archive, "w") as tar:
+        for path in _files(layout):
+            tar.add(path, arcname=str(path.relative_to(layout)), recursive=False)
+
+
+def _files(layout: Path) -> Iterator[Path]:
+    yield layout / "oci-layout"
+    yield layout / "index.json"
+    yield from sorted((layout / "blobs").rglob("*"))

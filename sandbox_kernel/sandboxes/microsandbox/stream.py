@@ -1,0 +1,187 @@
+"""The streams of one command in a VM.
+
+The SDK gives one sequence of events for stdout, stderr and the end. A task of the stream's own
+takes them in as long as there is room for what was not read yet; then it waits, the SDK's own
+channel fills, and the command is pushed back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.sandboxes.base import ExecStream
+
+BUFFER = 512 * 1024
+"""Bytes of each of stdout and stderr that wait here for a reader."""
+_PIECE = 64 * 1024
+_CLOSE_TIMEOUT = 10.0
+_KILLED_BY_SIGNAL = -1
+
+
+class _Output:
+    """Pieces on their way to a reader, with a bound."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._ended = False
+        self._changed = asyncio.Condition()
+
+    async def put(self, data: bytes) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._size < BUFFER or self._ended)
+            if not self._ended:
+                self._pieces.append(data)
+                self._size += len(data)
+                self._changed.notify_all()
+
+    async def get(self) -> bytes:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._pieces or self._ended)
+            if not self._pieces:
+                return b""
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+            self._changed.notify_all()
+            return data
+
+    async def end(self) -> None:
+        async with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class MicrosandboxStream(ExecStream):
+    """A running command. ``open`` has seen that it was started."""
+
+    def __init__(
+        self,
+        handle: Any,
+        pid: int,
+        signal_of: Callable[[int], Awaitable[int | None]],
+        why_broken: Callable[[], Awaitable[SandboxError]],
+    ) -> None:
+        self._handle = handle
+        self._stdin = handle.take_stdin()
+        self._pid = pid
+        self._signal_of = signal_of
+        self._why_broken = why_broken
+        self._out, self._err = _Output(), _Output()
+        self._code: int | None = None
+        self._failure: SandboxError | None = None
+        self._over = asyncio.Event()
+        self._closed = False
+        self._sent: int | None = None
+        self._task = asyncio.get_running_loop().create_task(self._take_in())
+
+    @classmethod
+    async def open(
+        cls,
+        handle: Any,
+        command: str,
+        sandbox: str,
+        signal_of: Callable[[int], Awaitable[int | None]],
+        why_broken: Callable[[], Awaitable[SandboxError]],
+    ) -> MicrosandboxStream:
+        """The stream of a command that the SDK was told to start, when it has."""
+        event = await handle.recv()
+        if event is None:
+            raise await why_broken()
+        if str(event.event_type) == "failed":
+            why = bytes(event.data or b"").decode(errors="replace")[:500]
+            raise ExecFailed(
+                f"{command!r} could not be run in sandbox {sandbox!r}: {why} (or its working "
+                f"folder is not there)."
+            )
+        return cls(handle, int(event.pid or 0), signal_of, why_broken)
+
+    async def read(self) -> bytes:
+        return await self._out.get()
+
+    async def read_stderr(self) -> bytes:
+        return await self._err.get()
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE):
+            await self._write(bytes(view[start : start + _PIECE]))
+
+    async def _write(self, piece: bytes) -> None:
+        # The SDK does not tell a writer that the command has ended.
+        writing = asyncio.ensure_future(self._stdin.write(piece))
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait({writing, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise BrokenPipeError("the command has ended")
+            error = writing.exception()
+            if error is not None:
+                raise BrokenPipeError(f"the command takes no input: {error}") from error
+        finally:
+            for task in (writing, over):
+                task.cancel()
+
+    async def close_stdin(self) -> None:
+        with contextlib.suppress(Exception):  # the command has ended, and its stdin with it
+            await self._stdin.close()
+
+    async def wait(self) -> int:
+        await self._over.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._code is not None
+        return self._code
+
+    async def send_signal(self, signum: int) -> None:
+        if not self._over.is_set():
+            self._sent = int(signum)
+            with contextlib.suppress(Exception):  # it has ended meanwhile
+                await self._handle.signal(int(signum))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if not self._closed:
+            await self._handle.resize(rows, columns)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self._over.is_set():
+            # It may have ended, or its sandbox: then there is nothing to kill.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._handle.kill(), _CLOSE_TIMEOUT)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._handle = self._stdin = None  # dropped, the SDK forgets the command
+
+    async def _take_in(self) -> None:
+        """Take in the command's events until it has ended, or the connection to it."""
+        code: int | None = None
+        try:
+            while code is None and (event := await self._handle.recv()) is not None:
+                kind = str(event.event_type)
+                if kind == "stdout":
+                    await self._out.put(bytes(event.data))
+                elif kind == "stderr":
+                    await self._err.put(bytes(event.data))
+                elif kind == "exited":
+                    code = int(event.code)
+            if code is None:
+                self._failure = await self._why_broken()
+            elif code == _KILLED_BY_SIGNAL:
+                code = -(await self._signal_of(self._pid) or self._sent or 9)
+        except asyncio.CancelledError:
+            code = -9 if code is None else code
+        except Exception as error:  # noqa: BLE001  (the SDK may raise anything)
+            self._failure = await self._why_broken()
+            self._failure.__cause__ = error
+        finally:
+            self._code = code
+            self._over.set()
+            await asyncio.gather(self._out.end(), self._err.end())
