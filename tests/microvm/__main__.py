@@ -25,6 +25,11 @@ BACKENDS = ("boxlite", "microsandbox")
 SPEC = {"memory_mib": 512}
 PATIENCE = "10"
 """How many times slower than a real machine everything may be in the rig."""
+QUICK_SECONDS = 600
+"""After these no test is begun in the quick run."""
+CONFORMANCE = " ".join(
+    f"tests/conformance/test_{name}.py" for name in ("surface", "streams", "lifecycle", "kernels")
+)
 _printing = threading.Lock()
 
 
@@ -84,9 +89,10 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
     select = f"-k '{arguments.select}'" if arguments.select else ""
     markers = "not live and not faults" + (" and not slow" if arguments.quick else "")
     return (
-        f"uname -r && python3 -m pytest -p no:cacheprovider -v --durations=15 -m '{markers}' "
-        f"--timeout=1200 {select} --backend {backend} --backend-spec '{spec}' "
-        f"tests/microvm/test_{backend}.py tests/microvm/test_packages.py tests/conformance"
+        f"uname -r && python3 -m pytest -p no:cacheprovider -p tests.microvm.budget -v "
+        f"--durations=15 -m '{markers}' --timeout=1200 {select} "
+        f"--backend {backend} --backend-spec '{spec}' "
+        f"tests/microvm/test_{backend}.py tests/microvm/test_packages.py {CONFORMANCE}"
     )
 
 
@@ -95,7 +101,7 @@ def _environment(rig: Path, quick: bool) -> dict[str, str]:
         "PYTHONPATH": "/root/project/packages:/opt/py",
         "JUPYTER_PATH": "/root/project/packages/share/jupyter:/opt/py/share/jupyter",
         "SANDBOX_KERNEL_RIG": str(rig),
-        "SANDBOX_KERNEL_RIG_QUICK": "1" if quick else "",
+        "SANDBOX_KERNEL_RIG_SECONDS": str(QUICK_SECONDS) if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,
         **{variable: str(rig / folder) for variable, folder in HOMES.items()},
     }

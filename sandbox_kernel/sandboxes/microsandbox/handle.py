@@ -74,15 +74,15 @@ class MicrosandboxHandle(SandboxHandle):
                 stdin=sdk.Stdin.pipe(),
                 tty=tty is not None,
             )
-        except (sdk.MicrosandboxError, OSError) as error:
+            return await MicrosandboxStream.open(
+                started, argv[0], self.name, self._exit_signal, self._broken
+            )
+        except (sdk.MicrosandboxError, OSError, asyncio.TimeoutError) as error:
             raise await self._broken(error) from error
         except (TypeError, ValueError) as error:  # e.g. a NUL in an argument
             raise ExecFailed(
                 f"{command!r} cannot be run in sandbox {self.name!r}: {error}"
             ) from error
-        return await MicrosandboxStream.open(
-            started, argv[0], self.name, self._exit_signal, self._broken
-        )
 
     async def spawn(
         self,

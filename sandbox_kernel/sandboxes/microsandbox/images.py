@@ -12,11 +12,12 @@ from pathlib import Path
 
 import microsandbox as sdk
 
-from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.errors import SandboxError, SandboxTimeout, SpecError
 from sandbox_kernel.images.store import layout_digest, resolve
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.spec import SandboxSpec
 
+_LOAD_TIMEOUT, _POLL = 1800.0, 0.2
 _PREFIX = "localhost/sandbox-kernel"
 
 
@@ -45,14 +46,15 @@ async def load(layout: Path) -> str:
         return name
     with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder:
         archive = os.path.join(folder, "image.tar")
-        lock = await asyncio.to_thread(_lock)
+        lock = await _lock()
         try:
             if not await _known(name):
                 await asyncio.to_thread(_pack, layout, archive)
-                await sdk.Image.load(archive, tag=name)
-        except sdk.MicrosandboxError as error:
+                await asyncio.wait_for(sdk.Image.load(archive, tag=name), _LOAD_TIMEOUT)
+        except (sdk.MicrosandboxError, asyncio.TimeoutError) as error:
             raise SandboxError(
-                f"The image in {layout} could not be loaded by microsandbox: {error}"
+                f"The image in {layout} could not be loaded by microsandbox: "
+                f"{error or f'it took more than {_LOAD_TIMEOUT:g} s'}"
             ) from error
         finally:
             os.close(lock)
@@ -67,12 +69,29 @@ async def _known(name: str) -> bool:
     return True
 
 
-def _lock() -> int:
+async def _lock() -> int:
     """Held until it is closed: loading takes long and is done by one process at a time."""
     path = private_dir(data_dir() / "microsandbox") / "load.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        await asyncio.wait_for(_take(fd), _LOAD_TIMEOUT)
+    except asyncio.TimeoutError:
+        os.close(fd)
+        raise SandboxTimeout(
+            f"Another process has been loading an image for {_LOAD_TIMEOUT:g} s."
+        ) from None
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
+
+
+async def _take(fd: int) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(_POLL)
 
 
 def _pack(layout: Path, archive: str) -> None:

@@ -63,6 +63,8 @@ async def status(vm: str) -> str | None:
         found = str((await sdk.Sandbox.get(vm)).status)
     except sdk.SandboxNotFoundError:
         return None
+    except sdk.MicrosandboxError as error:
+        raise SandboxError(f"microsandbox cannot tell the state of {vm!r}: {error}") from error
     if found == "paused":
         return found
     return "running" if found in ("running", "starting", "draining") else "stopped"
