@@ -60,13 +60,13 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then all tests that need no account
 	@# Tests of the jail are skipped where none can be made; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
-	@$(PYTEST) -m 'not live'
+	@$(PYTEST) -m 'not live and not long'
 	@$(PY) -m tests.microvm --quick
 
 test-fast: $(VENV)/.test  ## the quick tests only
 	@$(PYTEST) -m 'not live and not slow and not faults'
 
-test-all: lint types coverage-wire  ## all checks, and also tests against hosted services (needs API keys)
+test-all: lint types coverage-wire  ## all checks, also the long ones and hosted services (needs API keys)
 	@$(PYTEST)
 	@$(PY) -m tests.microvm
 

@@ -42,6 +42,21 @@ def test_install_writes_the_request(cli: Cli, prefix: Path) -> None:
     }
 
 
+@pytest.mark.slow
+def test_install_tries_the_backend_first(cli: Cli, prefix: Path) -> None:
+    """Where its VMs do not boot, the user is told why, and nothing is written by itself."""
+    folder = prefix / "share" / "jupyter" / "kernels" / "sandbox-boxlite"
+    install = ("install", "boxlite", "--image", "python:3.12-slim", "--prefix", str(prefix))
+    works = json.loads(cli("doctor", "--json", "boxlite").stdout)[0]["ok"]
+    ran = cli(*install)
+    assert (ran.returncode == 0, folder.exists()) == (works, works), ran.stderr
+    if not works:
+        assert "does not work here" in ran.stderr
+        assert "kvm" in ran.stderr.lower()
+        assert cli(*install, "--unchecked").returncode == 0
+        assert folder.exists()
+
+
 def test_install_a_launcher(cli: Cli, prefix: Path) -> None:
     """--launcher writes a kernelspec that runs `launch` with the same request."""
     cli("install", "local", "--prefix", str(prefix), "--name", "l", "--launcher", "--cpus", "1")

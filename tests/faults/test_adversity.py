@@ -96,6 +96,7 @@ def test_the_sandbox_is_paused(live: Live, pause: Pause) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_sandbox_is_paused_for_a_minute(live: Live, pause: Pause) -> None:
     """The same with the real limits: a dead link is found after half a minute of silence."""
     traffic = Traffic(live, seed=1)
@@ -108,6 +109,7 @@ def test_the_sandbox_is_paused_for_a_minute(live: Live, pause: Pause) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_paused_sandbox_can_be_shut_down(live: Live, pause: Pause) -> None:
     """It is asked first; when it does not answer, it is killed."""
     pause.begin()

@@ -17,6 +17,7 @@ from sandbox_kernel.images.oci import Layout
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_debian_image_runs_ipykernel(tmp_path: Path) -> None:
     """Unpacked, the image has a Python that finds ipykernel and imports its compiled files."""

@@ -51,6 +51,7 @@ def test_output_of_100_megabytes(live: Live) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_many_small_outputs(live: Live) -> None:
     """100,000 outputs, each a message of its own, all there and in order.

@@ -14,7 +14,13 @@ import pytest
 
 pytest.importorskip("microsandbox")
 
-from sandbox_kernel.errors import SandboxNotFound, SandboxUnavailable, SpecError, SpecRefused
+from sandbox_kernel.errors import (
+    SandboxNotFound,
+    SandboxTimeout,
+    SandboxUnavailable,
+    SpecError,
+    SpecRefused,
+)
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.bootcheck import kvm_problem
@@ -121,11 +127,12 @@ async def _diagnose_and_create(client: MicrosandboxClient, image: str) -> tuple[
     spec = SandboxSpec(name="hopeless", image=image, start_timeout=240)
     try:
         await client.create(spec)
-    except SandboxUnavailable as error:
+    except (SandboxUnavailable, SandboxTimeout) as error:
         return found[-1], error
     raise AssertionError("a sandbox was made although no VM boots")
 
 
+@pytest.mark.timeout(600)
 def test_a_machine_without_usable_kvm(client: MicrosandboxClient, tmp_path: Path) -> None:
     """``doctor`` and ``create`` say why, in words; nothing is left, neither record nor process."""
     image = str(tiny_layout(tmp_path / "tiny"))
@@ -134,9 +141,10 @@ def test_a_machine_without_usable_kvm(client: MicrosandboxClient, tmp_path: Path
     assert diagnosis.fix
     if kvm_problem() is None:
         assert "does not boot" in diagnosis.what
-        assert "KVM" in diagnosis.what
+        # On a busy machine, a VM that cannot run may take longer to fail than is waited for.
+        assert "KVM" in diagnosis.what or "not up after" in diagnosis.what
     assert "hopeless" in str(error)
-    assert "doctor" in str(error) or "/dev/kvm" in str(error)
+    assert any(words in str(error) for words in ("doctor", "/dev/kvm", "start_timeout"))
     assert asyncio.run(client.list()) == []
     assert not list((machine.home() / "sandboxes").glob("sk-*"))
 

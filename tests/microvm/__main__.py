@@ -78,8 +78,8 @@ def _run(rig: Path, backend: str, project: Path, arguments: argparse.Namespace) 
         lines.add(b"the rig is up after %.0f s\n" % (time.monotonic() - started))
         shutil.copytree(project, machine.share / "project")
         command = arguments.command or _tests(backend, arguments)
-        # Not from the share itself, which is slow.
-        copied = f"cp -r /share/project /root/project && cd /root/project && {command}"
+        # Not from the share itself, which is slow. Compiled modules are known by their times.
+        copied = f"cp -a /share/project /root/project && cd /root/project && {command}"
         code = machine.run(copied, _environment(rig, arguments.quick), lines.add)
     return Outcome(backend, code, time.monotonic() - started, lines.last)
 
@@ -115,6 +115,7 @@ def _project() -> Path:
     subprocess.run(
         [*pip, "--no-deps", "--no-build-isolation", f"--target={folder / 'packages'}", PROJECT],
         check=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
     )
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PROJECT / "tests", folder / "tests", ignore=ignored)

@@ -1,6 +1,7 @@
 """A pytest plugin for the rig: begins no test after a time, and says how many were left out.
 
-``make test`` must end in time on any machine; ``make test-microvm`` runs everything.
+``make test`` must end in time on any machine; ``make test-microvm`` runs everything. Failures are
+shown at once, because the rest may take an hour.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if time.monotonic() - _started > SECONDS:
         _left_out.append(item.nodeid)
         pytest.skip(f"the {SECONDS:g} s of the quick run are over; make test-microvm runs it")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        print(f"\n{report.longreprtext}\n{report.capstdout}{report.capstderr}{report.caplog}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

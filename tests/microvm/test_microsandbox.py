@@ -148,6 +148,8 @@ class Copy:
         finish(listen())
         self.client = BlockingKernelClient()
         self.client.load_connection_info(own)
+        # A client without a manager takes a kernel whose heart does not beat for dead.
+        self.client.hb_channel.time_to_dead = LIMIT
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT)
 
@@ -469,7 +471,7 @@ def die():
     from sandbox_kernel.records import Records
     while True:
         for record in Records().list("microsandbox"):
-            if machine.processes(record.data["vm"]):
+            if record.name == spec.name and machine.processes(record.data["vm"]):
                 os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=die, daemon=True).start()
 asyncio.run(MicrosandboxClient().create(spec))
