@@ -326,9 +326,11 @@ def test_other_users_are_not_served(own_dirs: Path) -> None:
         "import os, socket, sys\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "sock = socket.socket(socket.AF_UNIX); sock.settimeout(30); sock.connect(sys.argv[1])\n"
-        'sock.sendall(b\'{"protocol": 1, "kind": "list"}\\n\')\n'
-        "try: print(repr(sock.recv(1000)))\n"
-        "except ConnectionError: print(b'')\n"
+        "try:\n"
+        '    sock.sendall(b\'{"protocol": 1, "kind": "list"}\\n\')\n'
+        "    print(repr(sock.recv(1000)))\n"
+        "except ConnectionError:\n"
+        "    print(b'')\n"
     )
     try:
         ran = subprocess.run(

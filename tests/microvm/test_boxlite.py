@@ -296,6 +296,7 @@ def test_a_stopped_box(running: Running, backend: Backend) -> None:
     second box with its files; started again, it has them, too, and a kernel."""
     manager, client = running
     handle = sandboxed(manager).handle
+    execute(client, "open('note', 'w').write('kept')")
     finish(handle.stop())
     assert finish(handle.info()).detail["pids"] == []
     assert machines() == []

@@ -233,13 +233,20 @@ class DirectClient(SandboxClient):
             if state is None:
                 break
             if not state.running:
-                await self.runtime.finish(state.id)
+                await self._settle(record, state)
                 break
             if time.monotonic() > deadline:
                 await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
                 break
             await asyncio.sleep(_POLL)
         await self._close_link(record)
+
+    async def _settle(self, record: Record, state: State) -> None:
+        """Make sure that nothing of an ended box runs, and that BoxLite knows that it has ended."""
+        if state.stale:
+            await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
+        else:
+            await self.runtime.finish(state.id)
 
     async def _close_link(self, record: Record) -> None:
         link = self._links.pop(record.id, None)
@@ -254,9 +261,8 @@ class DirectClient(SandboxClient):
         if state.running:
             return
         await self._close_link(record)
-        await self.runtime.finish(state.id)
-        notes = Notes(record.id)
-        notes.clear("ended")
+        await self._settle(record, state)
+        Notes(record.id).clear("ended")
         spec = record.sandbox_spec()
         try:
             await asyncio.wait_for(self._start(record), spec.start_timeout)
@@ -325,7 +331,7 @@ class DirectClient(SandboxClient):
                 f"Sandbox {record.name!r} runs, and BoxLite's snapshot of a running box is not of "
                 f"one point in time: later writes show in it. Stop the sandbox first."
             )
-        await self.runtime.finish(state.id)
+        await self._settle(record, state)
         kept = Record(SNAPSHOTS, name, secrets.token_hex(6), record.spec)
         kept.data["box"] = f"sandbox-kernel-{kept.id}"
         kept.data["sandbox"] = record.name

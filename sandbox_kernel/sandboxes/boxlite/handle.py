@@ -68,6 +68,8 @@ class DirectHandle(BoxHandle):
     async def stop(self) -> None:
         try:
             link = await self._client.link(self._record)
+            # Not left to the exit code, which a broker that did not start the box may not see.
+            self._notes.write("ended", "it was stopped")
             log = await link.request("stop", timeout=_STOP_TIMEOUT)
             self._notes.write("log", printable(str(log)))
         except (SandboxGone, SandboxNotFound):

@@ -49,6 +49,8 @@ class State:
         self.id = str(info.id)
         self.status = str(info.state.status)
         self.running = bool(info.state.running)
+        self.stale = False
+        """BoxLite says that it runs, but none of its processes is there any more."""
         self.pid: int | None = info.state.pid
         self.exit_code: int | None = info.state.exit_code
 
@@ -141,7 +143,14 @@ class Runtime:
             info = await asyncio.wait_for(self._sdk.get_info(name), _CALL_TIMEOUT)
         except sdk.NotFoundError:
             return None
-        return None if info is None else State(info)
+        if info is None:
+            return None
+        state = State(info)
+        if state.running and self.home is not None:
+            alive = state.pid is not None and ProcessId.of(state.pid) is not None
+            if not alive and not await asyncio.to_thread(self.processes, state.id):
+                state.running, state.stale = False, True
+        return state
 
     async def stop(self, name: str, timeout: float) -> None:
         """As BoxLite stops a box; then it is made sure that it has stopped."""

@@ -22,6 +22,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.microsandbox import machine, scripts
 from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
+from sandbox_kernel.text import printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.microsandbox.client import MicrosandboxClient
@@ -32,6 +33,7 @@ _STOP_TIMEOUT = 20.0
 _PAUSE_TIMEOUT = 60.0
 _LOOK_UP_TIMEOUT = 30.0
 _COPY_TIMEOUT = 600.0
+_CONSOLE_LINES, _CONSOLE_SIZE = 5, 500
 
 
 class MicrosandboxHandle(SandboxHandle):
@@ -131,25 +133,37 @@ class MicrosandboxHandle(SandboxHandle):
     async def _broken(self, error: BaseException | None = None) -> SandboxError:
         """What to tell who used a connection that broke or could not be made."""
         self._connection = None
-        if await self._status() in ("running", "paused"):
+        if await self._lives():
             return SandboxError(
                 f"The connection to sandbox {self.name!r} broke: {error or 'it ended early'}"
             )
         return SandboxGone(await self._why_gone())
+
+    async def _lives(self) -> bool:
+        """Whether it is there and meant to be: the SDK may not know yet that it is ending."""
+        record = self._stored()
+        if record is None or record.data.get("ended"):
+            return False
+        if await self._status() not in ("running", "paused"):
+            return False
+        return bool(await asyncio.to_thread(machine.processes, self._vm))
 
     async def _status(self) -> str:
         """``gone`` when there is no VM any more, or it is not this record's."""
         return await machine.status(self._vm) or "gone"
 
     async def _why_gone(self) -> str:
-        reason = "it was removed"
+        reason, console = "it was removed", ""
         record = self._stored()
         if record is not None:
-            found = await asyncio.to_thread(machine.why_ended, self._vm)
-            reason = str(record.data.get("ended") or found)
+            reason = str(record.data.get("ended") or "")
+            if not reason:
+                reason = await asyncio.to_thread(machine.why_ended, self._vm)
+                console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()
         return (
             f"Sandbox {self.name!r} has ended: {reason}. Its log: `sandbox-kernel logs "
             f"{self.name}`. Create it anew to go on."
+            + (f" Its console ends: {console}" if console else "")
         )
 
     # --- its life

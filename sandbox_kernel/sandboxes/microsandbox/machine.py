@@ -167,11 +167,13 @@ def why_ended(vm: str) -> str:
         return "its lease is over: nobody was attached"
     if "the main command has ended" in console(vm)[-2000:]:
         return "its main command ended"
+    if failure := why_not_started(vm):
+        return f"the microVM failed: {failure}"
     return "it was killed from outside, or the host was restarted"
 
 
 def why_not_started(vm: str) -> str:
-    """What the SDK's log says last about a VM that did not start."""
+    """What the SDK's log has in errors about a VM that did not start, or failed later."""
     lines = _tail(folder(vm) / "logs" / "runtime.log").splitlines()
     errors = [line.partition(" ")[2].strip() for line in lines if " ERROR " in line]
     return " ".join(errors)[-_REASON:]
