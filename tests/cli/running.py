@@ -43,7 +43,7 @@ class Cli:
             capture_output=True,
             text=True,
             env={**self.env, **(env or {})},
-            timeout=120,
+            timeout=300,  # doctor may boot VMs
             check=False,
         )
 

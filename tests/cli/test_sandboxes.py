@@ -40,6 +40,7 @@ def test_doctor(cli: Cli, jail: str) -> None:
     assert cli.names() == [jail]
 
 
+@pytest.mark.slow
 def test_doctor_names_the_missing_extra(cli: Cli, no_sdk: str, jail: str) -> None:
     """A missing SDK fails only whoever asks for that backend, and the fix is printed."""
     ran = cli("doctor", no_sdk)
@@ -66,7 +67,7 @@ def test_doctor_knows_its_patients(cli: Cli) -> None:
     """An unknown backend is an error that lists the known ones."""
     ran = cli("doctor", "nowhere")
     assert ran.returncode == 1
-    assert "no sandbox backend 'nowhere'; installed are: local" in ran.stderr
+    assert "no sandbox backend 'nowhere'; installed are: boxlite, local" in ran.stderr
 
 
 # --- ps ------------------------------------------------------------------------------------------

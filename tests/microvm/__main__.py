@@ -103,6 +103,7 @@ def _environment(rig: Path, quick: bool) -> dict[str, str]:
         "SANDBOX_KERNEL_RIG": str(rig),
         "SANDBOX_KERNEL_RIG_SECONDS": str(QUICK_SECONDS) if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,
+        "SANDBOX_KERNEL_BOOT_TIMEOUT": "300",
         **{variable: str(rig / folder) for variable, folder in HOMES.items()},
     }
 

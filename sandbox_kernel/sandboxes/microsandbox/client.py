@@ -33,7 +33,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient, SnapshotInfo
-from sandbox_kernel.sandboxes.bootcheck import boot_check, kvm_problem
+from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
 from sandbox_kernel.sandboxes.local.processes import ProcessId
 from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle, snapshot_info
@@ -43,7 +43,6 @@ from sandbox_kernel.spec import SandboxSpec, check_name
 DEFAULT_MEMORY_MIB = 1024
 _JOURNAL_MIB = 64
 """What an ext4 file system needs for itself, at least; the SDK cannot make one without it."""
-_BOOT_TIMEOUT = 120.0
 _COPY_TIMEOUT = 600.0
 _POLL = 0.1
 _IN_GUEST = (
@@ -347,7 +346,7 @@ class MicrosandboxClient(SandboxClient):
             fix = "pip install --force-reinstall 'sandbox-kernel[microsandbox]'"
             return [Diagnosis(False, f"microsandbox {version} is not complete: {error}", fix)]
         found = [Diagnosis(True, f"microsandbox {version} ({runtime.msb_path})")]
-        return [*found, await boot_check(self.backend, version, _boot, timeout=_BOOT_TIMEOUT)]
+        return [*found, await boot_check(self.backend, version, _boot, timeout=boot_timeout())]
 
 
 _GROUP = "sandbox-kernel"
@@ -370,7 +369,7 @@ async def _boot() -> None:
             pull_policy=sdk.PullPolicy.NEVER,
             detached=True,
             ephemeral=True,  # it goes by itself, even if this process is killed now
-            max_duration=_BOOT_TIMEOUT,
+            max_duration=2 * boot_timeout(),
         )
         result = await booted.exec("/bin/true")
         if result.exit_code:
