@@ -106,6 +106,7 @@ class SandboxedKernel:
 
     async def _start_agent(self, warm_argv: Sequence[str]) -> None:
         handle = self.handle
+        self._generation, self._last_exit = 0, (0, 0)  # a new agent counts anew
         # First what says in plain words that an image has no Python, or the wrong one.
         environment = await provide(handle, self.log) if handle.python else {}
         await handle.install_guest(guest_program())

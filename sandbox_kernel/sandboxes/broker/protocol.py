@@ -63,7 +63,8 @@ class Channel:
         async with self._sending:
             try:
                 sent = self._sock.sendmsg([data[:4096]], rights)
-                await asyncio.get_running_loop().sock_sendall(self._sock, data[sent:])
+                if sent < len(data):  # else the other side may have answered and gone by now
+                    await asyncio.get_running_loop().sock_sendall(self._sock, data[sent:])
             except OSError as error:
                 raise Hangup from error
 
