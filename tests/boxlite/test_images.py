@@ -84,7 +84,7 @@ def test_what_boxlite_cannot_size() -> None:
         with pytest.raises(SpecRefused, match=r"disk_mib=1500.*ask for 2048"):
             await client.create(SandboxSpec(image="python:3", disk_mib=1500))
         with pytest.raises(SpecRefused, match="egress"):
-            await BoxliteClient().create(SandboxSpec(image="python:3", egress=("pypi.org",)))
+            await BoxliteClient().create(SandboxSpec(image="python:3", egress=("data.example",)))
 
     asyncio.run(test())
 

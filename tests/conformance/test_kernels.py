@@ -257,6 +257,7 @@ def test_reattach_from_another_process(backend: Backend) -> None:
     try:
         client = BlockingKernelClient()
         client.load_connection_info(connection)
+        client.hb_channel.time_to_dead = LIMIT  # a slow machine is not a dead kernel
         client.start_channels()
         try:
             client.wait_for_ready(timeout=LIMIT)

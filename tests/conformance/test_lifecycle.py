@@ -38,7 +38,7 @@ FIELDS: dict[str, Any] = {
     "readable": ["/usr/share"],
     "python": sys.executable,
     "secrets": ["token"],
-    "egress": ["pypi.org"],
+    "egress": ["data.example"],
 }
 LIMITS = ("memory_mib", "cpus", "processes", "open_files", "disk_mib")
 

@@ -66,7 +66,7 @@ def create(client: MicrosandboxClient, **fields: Any) -> None:
         ("readable", ["/usr/share"]),
         ("python", "/usr/bin/python3"),
         ("secrets", ["token"]),
-        ("egress", ["pypi.org"]),
+        ("egress", ["data.example"]),
         ("cpus", 1.5),
     ],
 )
