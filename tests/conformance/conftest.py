@@ -41,12 +41,6 @@ SCALE = 1 if PATIENCE <= 1 else 10
 """By how much less data the tests send where sending takes longer."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("conformance")
-    group.addoption("--backend", action="append", help="test this backend; may be repeated")
-    group.addoption("--backend-spec", type=json.loads, help="spec fields for it, as JSON")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         names = metafunc.config.getoption("--backend", None) or backend_names()

@@ -359,6 +359,7 @@ def test_a_host_process_that_is_killed(backend: Backend, monkeypatch: pytest.Mon
         finish(attached.handle.exec("true"))
 
 
+@pytest.mark.slow
 def test_a_creation_that_was_cut_short(backend: Backend) -> None:
     """The broker is killed while it makes a box: the next creation finds and removes what is left
     of it, and the name can be used again."""

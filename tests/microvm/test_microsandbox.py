@@ -478,6 +478,7 @@ asyncio.run(MicrosandboxClient().create(spec))
 """
 
 
+@pytest.mark.slow
 def test_a_creation_that_was_cut_short_is_cleared_away(
     spec: dict[str, Any], client: MicrosandboxClient
 ) -> None:
