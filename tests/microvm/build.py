@@ -56,6 +56,8 @@ IMAGES = ("py", "bare")
 HOMES = {"BOXLITE_HOME": "boxlite", "MSB_HOME": "microsandbox"}
 """Where the SDKs keep their images and sandboxes."""
 DISK = "10G"
+MAX_PATH = 60
+"""Characters of the cache's path, which is the same in the rig; VMs have sockets below it."""
 # A KVM that cannot run the guest takes half a minute to find out; none at all takes no time.
 WITHOUT_KVM = (
     *("unshare", "-m", "sh", "-c"),
@@ -80,6 +82,8 @@ def why_not() -> str:
         return "it is made from Debian packages, and there is no apt-get"
     if os.geteuid() != 0:
         return "debootstrap needs root"
+    if len(str(CACHE)) > MAX_PATH:
+        return f"{CACHE} is too long for sockets; have the project in a shorter path"
     if shutil.disk_usage(PROJECT).free < 8 * 2**30:
         return "it needs 8 GB of disk"
     return ""
