@@ -24,7 +24,6 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SessionRefused,
 )
-from sandbox_kernel.images.packages import provide
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
@@ -108,7 +107,7 @@ class SandboxedKernel:
         handle = self.handle
         self._generation, self._last_exit = 0, (0, 0)  # a new agent counts anew
         # First what says in plain words that an image has no Python, or the wrong one.
-        environment = await provide(handle, self.log) if handle.python else {}
+        environment = await self._packages() if handle.python else {}
         await handle.install_guest(guest_program())
         warm = handle.kernel_argv(warm_argv) if warm_argv else ()
         lease = str(handle.spec.lease_seconds)
@@ -123,6 +122,12 @@ class SandboxedKernel:
         record.kernel = {"token": token, "owner": self._owner}
         records.save(record)
         await self._open_tunnel(token)
+
+    async def _packages(self) -> dict[str, str]:
+        # Imported here, because it takes time, and jails have no image that lacks something.
+        from sandbox_kernel.images.packages import provide
+
+        return await provide(self.handle, self.log)
 
     @classmethod
     async def attach(cls, client: SandboxClient, name: str, log: Log) -> SandboxedKernel:
