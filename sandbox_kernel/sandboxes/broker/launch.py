@@ -48,8 +48,8 @@ class Place:
     ) -> tuple[Channel, dict[str, Any]]:
         """Send a request and wait for the first answer, which may be an error.
 
-        A broker that ends before it has read the request is replaced, and the request repeated;
-        one that dies later is SandboxUnavailable: the request may have been carried out.
+        A broker ends by itself only when nobody waits at its door. One that dies with a request
+        is SandboxUnavailable, because the request may have been carried out.
         """
         deadline = time.monotonic() + _RETIRE_TIMEOUT
         while True:
@@ -88,6 +88,7 @@ class Place:
 
     def _connect(self) -> socket.socket | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)  # one that accepts nobody must not hold up this loop
         try:
             sock.connect(str(self.socket))
         except (FileNotFoundError, ConnectionError, BlockingIOError):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -68,7 +69,7 @@ class Broker:
         self._listener.setblocking(False)
         accepting = loop.create_task(self._accept())
         try:
-            while not self._over():
+            while not (self._over() and self._nobody_at_the_door()):
                 await asyncio.sleep(min(_CHECK, self._idle))
                 if accepting.done():
                     accepting.result()
@@ -88,6 +89,18 @@ class Broker:
         if self._connections:
             self._used_at = time.monotonic()
         return time.monotonic() - self._used_at > self._idle
+
+    def _nobody_at_the_door(self) -> bool:
+        """The name is taken away first: whoever found it has connected by then, and is served."""
+        if self._retiring or not os.path.exists(self._path):
+            return True
+        aside = f"{self._path}.ending"
+        os.rename(self._path, aside)
+        if select.select([self._listener], [], [], 0)[0] or self._connections:
+            os.rename(aside, self._path)
+            return False
+        os.unlink(aside)
+        return True
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

@@ -162,7 +162,7 @@ class MicrosandboxHandle(SandboxHandle):
                 console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()
         return (
             f"Sandbox {self.name!r} has ended: {reason}. Its log: `sandbox-kernel logs "
-            f"{self.name}`. Create it anew to go on."
+            f"{self.name}`. Restart its kernel to start it again with its files."
             + (f" Its console ends: {console}" if console else "")
         )
 
