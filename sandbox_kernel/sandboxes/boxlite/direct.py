@@ -201,7 +201,7 @@ class DirectClient(SandboxClient):
         if self._unexplained(record, state) and (console := self.runtime.console(state.id)):
             message += f" Its console ends: {console}"
         return SandboxGone(
-            f"{message} Start it again (its files are kept), or remove it with "
+            f"{message} Restart its kernel to start it again with its files, or remove it with "
             f"`sandbox-kernel rm {record.name}`."
         )
 

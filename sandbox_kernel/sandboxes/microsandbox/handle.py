@@ -153,13 +153,13 @@ class MicrosandboxHandle(SandboxHandle):
         return await machine.status(self._vm) or "gone"
 
     async def _why_gone(self) -> str:
-        reason, console = "it was removed", ""
         record = self._stored()
-        if record is not None:
-            reason = str(record.data.get("ended") or "")
-            if not reason:
-                reason = await asyncio.to_thread(machine.why_ended, self._vm)
-                console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()
+        if record is None:
+            return f"Sandbox {self.name!r} has ended: it was removed. Create it anew to go on."
+        reason, console = str(record.data.get("ended") or ""), ""
+        if not reason:
+            reason = await asyncio.to_thread(machine.why_ended, self._vm)
+            console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()
         return (
             f"Sandbox {self.name!r} has ended: {reason}. Its log: `sandbox-kernel logs "
             f"{self.name}`. Restart its kernel to start it again with its files."
