@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,7 @@ def read_to_end(fd: int) -> bytes:
             return data
         data += piece
     raise AssertionError("the stream does not end")
+
+
+NewHost = Callable[..., Host]
+"""Makes a host with a session of its own, of a given name, that is not connected yet."""

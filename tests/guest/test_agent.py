@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,49 +25,12 @@ from tests.guest.agents import (
     AgentProcess,
     CallFailed,
     Host,
+    NewHost,
     read_to_end,
 )
 from tests.guest.loops import Driver
 
 MIB = 2**20
-
-
-@pytest.fixture
-def guest_driver() -> Iterator[Driver]:
-    driver = Driver("guest")
-    yield driver
-    driver.close()
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentProcess]:
-    agent = AgentProcess()
-    yield agent
-    agent.close()
-
-
-NewHost = Callable[..., Host]
-
-
-@pytest.fixture
-def new_host(guest_driver: Driver, agent: AgentProcess) -> Iterator[NewHost]:
-    """Makes hosts, each with a session of its own, that are not connected yet."""
-    hosts: list[Host] = []
-
-    def make(session: str = "one") -> Host:
-        hosts.append(Host(guest_driver, agent, session))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host.close()
-
-
-@pytest.fixture
-def host(new_host: NewHost) -> Host:
-    host = new_host()
-    assert host.connect() == Welcome(VERSION, "one", 0)
-    return host
 
 
 def refused(code: str) -> Refuse:

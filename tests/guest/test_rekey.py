@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,49 +13,10 @@ import pytest
 from sandbox_kernel.guest.connector import EXIT_NO_AGENT, SOCKET
 from sandbox_kernel.guest.rekey import EXIT_REFUSED, MAX_REQUEST
 from sandbox_kernel.guest.wire.handshake import REFUSALS, Refuse, Welcome
-from tests.guest.agents import FROM_PACKAGE, LIMIT, AgentProcess, Host
-from tests.guest.loops import Driver
+from tests.guest.agents import FROM_PACKAGE, LIMIT, AgentProcess, Host, NewHost
 
 NEW_TOKEN = "0123456789abcdef" * 4
 REQUEST = {"token": "token", "new_token": NEW_TOKEN, "name": "the-copy", "entropy": "c0ffee" * 8}
-
-
-@pytest.fixture
-def guest_driver() -> Iterator[Driver]:
-    driver = Driver("guest")
-    yield driver
-    driver.close()
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentProcess]:
-    agent = AgentProcess()
-    yield agent
-    agent.close()
-
-
-NewHost = Callable[..., Host]
-
-
-@pytest.fixture
-def new_host(guest_driver: Driver, agent: AgentProcess) -> Iterator[NewHost]:
-    """Makes hosts, each with a session of its own, that are not connected yet."""
-    hosts: list[Host] = []
-
-    def make(session: str = "one") -> Host:
-        hosts.append(Host(guest_driver, agent, session))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host.close()
-
-
-@pytest.fixture
-def host(new_host: NewHost) -> Host:
-    host = new_host()
-    assert isinstance(host.connect(), Welcome)
-    return host
 
 
 def rekey(agent: AgentProcess, **changes: Any) -> subprocess.CompletedProcess[str]:
