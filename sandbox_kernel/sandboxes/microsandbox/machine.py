@@ -21,7 +21,7 @@ import microsandbox as sdk
 from microsandbox import _microsandbox as native
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
-from sandbox_kernel.sandboxes.local.processes import ProcessId
+from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.text import printable
 
 T = TypeVar("T")
