@@ -58,6 +58,12 @@ async def main(backend, spec, word):
 asyncio.run(main(*sys.argv[1:]))
 """
 
+_GROW = """
+import os, sys
+with open("big", "wb") as file:
+    os.posix_fallocate(file.fileno(), 0, int(sys.argv[1]) * 2**20)
+"""
+
 
 async def create_and_die(backend: Backend, word: str = "1000", **fields: Any) -> str:
     """Another process makes a sandbox, spawns ``sleep word`` in it, and is killed."""
@@ -151,13 +157,16 @@ async def test_the_log_holds_what_spawned_commands_print(backend: Backend) -> No
 
 
 async def test_limits_in_force_are_told(backend: Backend) -> None:
-    """A limit that was asked for is in ``info().limits``, with its value."""
+    """A limit that was asked for is in ``info().limits``, with its value; the disk has an end."""
     values = {**FIELDS, **backend.row.limits}
     asked = {name: values[name] for name in LIMITS if getattr(backend.capabilities, name)}
     async with backend.sandbox(**asked) as handle:
         told = (await handle.info()).limits
         assert [name for name in asked if str(asked[name]) not in told[name]] == []
         assert (await handle.shell("echo runs", timeout=LIMIT)).ok
+        if "disk_mib" in asked:
+            wanted = str(2 * asked["disk_mib"])
+            assert not (await handle.exec("python3", ["-c", _GROW, wanted], timeout=LIMIT)).ok
 
 
 # --- refusals
