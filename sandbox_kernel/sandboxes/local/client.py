@@ -35,9 +35,10 @@ from sandbox_kernel.sandboxes.base import (
     SandboxHandle,
     SandboxInfo,
 )
+from sandbox_kernel.sandboxes.files import read_tail
 from sandbox_kernel.sandboxes.local import bubblewrap, environment
 from sandbox_kernel.sandboxes.local.control import Control, Hangup
-from sandbox_kernel.sandboxes.local.folders import Folders, read_tail
+from sandbox_kernel.sandboxes.local.folders import Folders
 from sandbox_kernel.sandboxes.local.launch import (
     AGENT_FOLDER,
     WORKSPACE,
