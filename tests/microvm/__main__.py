@@ -105,6 +105,7 @@ def _environment(rig: Path, quick: bool) -> dict[str, str]:
         "SANDBOX_KERNEL_RIG": str(rig),
         "SANDBOX_KERNEL_RIG_SECONDS": str(QUICK_SECONDS) if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,
+        "SANDBOX_KERNEL_TEST_OUTPUT_MB": "2" if quick else "20",
         "SANDBOX_KERNEL_BOOT_TIMEOUT": str(START_TIMEOUT),
         **{variable: str(rig / folder) for variable, folder in HOMES.items()},
     }
