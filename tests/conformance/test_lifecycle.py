@@ -23,7 +23,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
-from .conftest import LIMIT, Backend, until
+from .conftest import LIMIT, PATIENCE, Backend, until
 from .test_surface import running
 
 # Every field that a backend may refuse, with a value that it must refuse or enforce.
@@ -328,7 +328,7 @@ async def test_other_processes_see_the_list(backend: Backend) -> None:
 
 async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
     """Nobody is attached for ``lease_seconds``: the sandbox ends by itself, and says so."""
-    name = await create_and_die(backend, lease_seconds=1.5)
+    name = await create_and_die(backend, lease_seconds=1.5 * PATIENCE)
 
     async def ended() -> bool:
         try:
@@ -348,10 +348,10 @@ async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
 
 async def test_a_stream_keeps_the_lease(backend: Backend) -> None:
     """A sandbox that somebody is attached to outlives its lease."""
-    sandbox = backend.sandbox(lease_seconds=1.0)
+    sandbox = backend.sandbox(lease_seconds=PATIENCE)
     async with sandbox as handle, await handle.open_stream(["cat"]) as stream:
         waiting = asyncio.ensure_future(stream.wait())
-        done, _ = await asyncio.wait({waiting}, timeout=3)
+        done, _ = await asyncio.wait({waiting}, timeout=3 * PATIENCE)
         assert not done
         waiting.cancel()
         await stream.write(b"still here\n")
