@@ -69,12 +69,18 @@ class Jail:
             self._signal(pid, signal.SIGCONT)
         self._stopped = set()
 
-    async def copy_files(self, other: Jail) -> None:
-        """Put this jail's own files (workspace and home) into another jail."""
-        mine, its = self.handle._folders, other.handle._folders
-        for source, target in ((mine.workspace, its.workspace), (mine.home, its.home)):
+    async def save(self, folder: Path) -> None:
+        """Keep this jail's own files (workspace and home) in a folder."""
+        mine = self.handle._folders
+        for source, name in ((mine.workspace, "workspace"), (mine.home, "home")):
+            await asyncio.to_thread(shutil.copytree, source, folder / name, symlinks=True)
+
+    async def fill(self, folder: Path) -> None:
+        """Put files that were saved into this jail."""
+        its = self.handle._folders
+        for target, name in ((its.workspace, "workspace"), (its.home, "home")):
             await asyncio.to_thread(
-                shutil.copytree, source, target, symlinks=True, dirs_exist_ok=True
+                shutil.copytree, folder / name, target, symlinks=True, dirs_exist_ok=True
             )
 
     async def destroy(self) -> None:

@@ -41,10 +41,10 @@ class Gateway:
                 writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
             await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # one of the two has gone
         finally:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ class Gateway:
                     await writer.drain()
             if writer.can_write_eof():
                 writer.write_eof()
-        except ConnectionError:
+        except OSError:
             writer.transport.abort()
 
 
