@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 
 ENV_PREFIX = "SANDBOX_KERNEL_"
@@ -39,7 +40,7 @@ FIELD_HELP: dict[str, str] = {
     "readable": "host paths that the sandbox may read, at the same path",
     "python": "host interpreter whose environment the sandbox shows (default: this one)",
     "secrets": "names of secrets that the sandbox may use",
-    "egress": "hosts that the sandbox may reach; none means no network",
+    "egress": "hosts that the sandbox may reach, or rules as JSON; none means no network",
     "labels": "free labels for your own book-keeping, NAME=VALUE",
     "lease_seconds": "the sandbox ends when nobody has been attached to it for so long",
     "start_timeout": "seconds that starting the sandbox may take",
@@ -66,7 +67,8 @@ class SandboxSpec:
     readable: tuple[str, ...] = ()
     python: str | None = None
     secrets: tuple[str, ...] = ()
-    egress: tuple[str, ...] = ()
+    egress: EgressPolicy = field(default_factory=EgressPolicy)
+    """Also taken: whatever ``EgressPolicy.read`` reads, such as a list of host names."""
     labels: Mapping[str, str] = field(default_factory=dict)
     lease_seconds: float = 3600.0
     start_timeout: float = 60.0
@@ -74,12 +76,17 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", f"sandbox-{_secrets.token_hex(4)}")
+        object.__setattr__(self, "egress", EgressPolicy.read(self.egress))
         _check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without what is at its default; ``from_mapping`` reads it back."""
         default = SandboxSpec(name=self.name)
         plain = {k: v for k, v in asdict(self).items() if k == "name" or v != getattr(default, k)}
+        if self.egress != default.egress:
+            plain["egress"] = self.egress.to_json()
+        else:
+            plain.pop("egress", None)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
     @classmethod
@@ -115,14 +122,19 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
     "lease_seconds": float,
     "start_timeout": float,
 }
-_LISTS = ("readable", "secrets", "egress")
+_LISTS = ("readable", "secrets")
 _MAPS = ("env", "labels")
 
 
 def _coerce(key: str, value: Any, where: str) -> Any:
     """Bring a configuration value (JSON type or string) to the field's type."""
-    if value is None and key not in ("lease_seconds", "start_timeout", "name"):
+    if value is None and key not in ("lease_seconds", "start_timeout", "name", "egress"):
         return {} if key in _MAPS else () if key in _LISTS else None
+    if key == "egress":
+        try:
+            return EgressPolicy.read(value)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
     if key in _NUMBERS:
         kind = _NUMBERS[key]
         try:

@@ -21,7 +21,7 @@ _METAVARS = {
     "secrets": "NAME",
     "readable": "PATH",
     "python": "PATH",
-    "egress": "HOST",
+    "egress": "RULE",
 }
 
 
@@ -143,7 +143,7 @@ def add_spec_options(parser: argparse.ArgumentParser, *, leave_out: Sequence[str
     for field in fields(SandboxSpec):
         if field.name in leave_out:
             continue
-        several = "Mapping" in str(field.type) or "tuple" in str(field.type)
+        several = any(kind in str(field.type) for kind in ("Mapping", "tuple", "EgressPolicy"))
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=_SPEC_DEST + field.name,

@@ -63,6 +63,9 @@ class Capabilities:
     python: bool = False
     secrets: bool = False
     egress: bool = False
+    """Rules that allow single hosts, by name; nothing else gets out."""
+    egress_parts: frozenset[str] = frozenset()
+    """Which of ``sandbox_kernel.egress.PARTS`` are enforced besides."""
     byte_exact_streams: bool = False
     reattach: bool = False
     pause: bool = False
@@ -74,7 +77,7 @@ class Capabilities:
     memory: bool = False
     fork: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Field name -> why it is refused and what to do instead."""
+    """Field name (``egress.ports`` for a rule's) -> why it is refused and what to do instead."""
 
     def check(self, spec: SandboxSpec, backend: str) -> None:
         """Refuse a spec that asks for more than this backend enforces (invariant: no silent
@@ -90,14 +93,21 @@ class Capabilities:
             "readable",
             "python",
             "secrets",
-            "egress",
         ):
             if getattr(spec, name) not in (None, ()) and not getattr(self, name):
-                why = self.notes.get(name, "Leave it out, or choose a backend that has it.")
-                raise SpecRefused(
-                    f"Sandbox {spec.name!r} was not created: the backend {backend!r} cannot "
-                    f"enforce {name}={getattr(spec, name)!r}. {why}"
-                )
+                raise self._refused(spec, backend, f"{name}={getattr(spec, name)!r}", name)
+        if spec.egress and not self.egress:
+            raise self._refused(spec, backend, f"egress={spec.egress.to_json()!r}", "egress")
+        if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
+            field_name = beyond.partition("=")[0].partition(".")[2]
+            raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+
+    def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
+        why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
+        return SpecRefused(
+            f"Sandbox {spec.name!r} was not created: the backend {backend!r} cannot enforce "
+            f"{what}. {why}"
+        )
 
 
 @dataclass(frozen=True)
