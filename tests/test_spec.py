@@ -62,6 +62,8 @@ def test_strings_are_read_as_their_field_means_them() -> None:
         ({"readable": ["opt"]}, "readable takes absolute paths"),
         ({"python": "python3"}, "python takes an absolute path"),
         ({"image": 5}, "image takes a string"),
+        ({"options": "{"}, "options is not valid JSON"),
+        ({"options": "5"}, "options takes an object"),
     ],
 )
 def test_nonsense_is_refused(values: dict[str, object], message: str) -> None:

@@ -22,6 +22,7 @@ _METAVARS = {
     "readable": "PATH",
     "python": "PATH",
     "egress": "RULE",
+    "options": "JSON",
 }
 
 

@@ -71,6 +71,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     python = _setting("python")
     secrets = _setting("secrets")
     egress = _setting("egress")
+    options = _setting("options")
     labels = _setting("labels")
     lease_seconds = _setting("lease_seconds")
     start_timeout = _setting("start_timeout")
