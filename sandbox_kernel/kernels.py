@@ -110,7 +110,7 @@ class SandboxedKernel:
         environment = await self._packages() if handle.python else {}
         await handle.install_guest(guest_program())
         warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        lease = str(handle.spec.lease_seconds)
+        lease = str(handle.agent_lease)
         await handle.spawn(
             handle.guest_argv("agent", handle.agent_folder, lease, *warm),
             env=environment,

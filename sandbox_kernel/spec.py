@@ -43,6 +43,7 @@ FIELD_HELP: dict[str, str] = {
     "egress": "hosts that the sandbox may reach, or rules as JSON; none means no network",
     "labels": "free labels for your own book-keeping, NAME=VALUE",
     "lease_seconds": "the sandbox ends when nobody has been attached to it for so long",
+    "delete_after_seconds": "a hosted sandbox that has been paused for so long is deleted",
     "start_timeout": "seconds that starting the sandbox may take",
 }
 
@@ -71,6 +72,7 @@ class SandboxSpec:
     """Also taken: whatever ``EgressPolicy.read`` reads, such as a list of host names."""
     labels: Mapping[str, str] = field(default_factory=dict)
     lease_seconds: float = 3600.0
+    delete_after_seconds: float | None = None
     start_timeout: float = 60.0
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
     "open_files": int,
     "disk_mib": int,
     "lease_seconds": float,
+    "delete_after_seconds": float,
     "start_timeout": float,
 }
 _LISTS = ("readable", "secrets")

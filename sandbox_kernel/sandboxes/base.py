@@ -66,6 +66,9 @@ class Capabilities:
     """Rules that allow single hosts, by name; nothing else gets out."""
     egress_parts: frozenset[str] = frozenset()
     """Which of ``sandbox_kernel.egress.PARTS`` are enforced besides."""
+    delete_after_seconds: bool = False
+    hosted: bool = False
+    """It runs elsewhere and costs money: it is never made anew without being asked for."""
     byte_exact_streams: bool = False
     reattach: bool = False
     pause: bool = False
@@ -93,6 +96,7 @@ class Capabilities:
             "readable",
             "python",
             "secrets",
+            "delete_after_seconds",
         ):
             if getattr(spec, name) not in (None, ()) and not getattr(self, name):
                 raise self._refused(spec, backend, f"{name}={getattr(spec, name)!r}", name)
@@ -118,7 +122,8 @@ class SandboxInfo:
     id: str
     backend: str
     status: str
-    """``running``, ``paused``, ``stopped`` or ``gone``."""
+    """``running``, ``paused``, ``stopped``, ``gone``, or ``unknown`` if the provider's word for it
+    is none that we know."""
     created: float
     limits: Mapping[str, str] = field(default_factory=dict)
     """Spec field -> the value in force and by what, e.g. ``"512 MiB (cgroup v2)"``."""
@@ -222,8 +227,8 @@ class SandboxHandle(ABC):
         """Start a command and give its streams. ``argv`` is never parsed by a shell.
 
         ``tty`` (rows, columns) gives it a terminal. ``duplex`` asks for ``ExecStream.socket``,
-        which a backend may not have. Raises ExecFailed if the command cannot be started and
-        SandboxGone if the sandbox has ended.
+        which a backend may not have. Raises ExecFailed if the command cannot be started,
+        SandboxGone if the sandbox has ended and SandboxPaused if it is paused.
         """
 
     @abstractmethod
@@ -279,6 +284,12 @@ class SandboxHandle(ABC):
             f"do it. `sandbox-kernel doctor` lists what each backend can."
         )
 
+    @property
+    def agent_lease(self) -> float:
+        """Seconds after which the agent ends when nobody is attached. A backend whose provider
+        pauses a sandbox at the end of its lease gives more: the kernel is to be paused, too."""
+        return self.spec.lease_seconds
+
     def guest_argv(self, *arguments: str) -> Sequence[str]:
         """The command line that runs the guest program (``sandbox_kernel/guest``) in here.
 
@@ -297,7 +308,7 @@ class SandboxHandle(ABC):
     async def upload(self, folder: str, target: str) -> None:
         """Put the files of a host folder into a folder of the sandbox, which is made if need be.
         The default sends a tar archive through an exec's stdin; the sandbox needs Python."""
-        archive = await asyncio.to_thread(_packed, folder)
+        archive = await asyncio.to_thread(packed, folder)
         arguments = ["-I", "-c", _UNPACK, target]
         result = await self.exec(self.python or "python3", arguments, stdin=archive, timeout=600)
         if not result.ok:
@@ -433,11 +444,12 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
 """
 
 
-def _packed(folder: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+def packed(folder: str) -> bytes:
+    """The files of a host folder as a tar archive, compressed."""
+    archived = io.BytesIO()
+    with tarfile.open(fileobj=archived, mode="w:gz", compresslevel=6) as archive:
         archive.add(folder, arcname=".", filter=_owned_by_nobody_in_particular)
-    return packed.getvalue()
+    return archived.getvalue()
 
 
 def _owned_by_nobody_in_particular(entry: tarfile.TarInfo) -> tarfile.TarInfo:
