@@ -1,8 +1,9 @@
 """Runs one command for a host whose provider knows less about commands than we need.
 
 Providers run a string with a shell and give back text or an exit code that hides signals. This
-program is what they run (as ``python3 -I -S -c SOURCE MODE ...``), and it runs the command: with the
-arguments, environment and folder that the host sent, in a session of its own, with an exact end.
+program is what they run (as ``python3 -I -S -c SOURCE MODE ...``), and it runs the command: with
+the arguments, environment and folder that the host sent, in a session of its own, with an exact
+end.
 
     run MARK             the request comes first on stdin: its length as ten digits and a newline,
                          then JSON {"argv", "env", "cwd", "tty": [rows, columns] or null,
@@ -25,7 +26,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, NoReturn, Optional, Tuple
+    from typing import Dict, List, NoReturn, Optional
 
 MARKED = "SANDBOX_KERNEL_COMMAND"
 """Set for every command, so that all that a sandbox runs for us can be found."""
@@ -107,7 +108,7 @@ def start(
             # Not even the end of this program's own session may reach it.
             null = os.open(os.devnull, os.O_RDWR)
             out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            ends = (null, out, out)  # type: Tuple[int, int, int]
+            ends = (null, out, out)
         elif terminal >= 0:
             import fcntl
             import termios
