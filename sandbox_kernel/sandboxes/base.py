@@ -161,6 +161,8 @@ class ExecStream(ABC):
     """A connected, byte-exact duplex socket that *is* the command's stdin and stdout, if the
     backend can give one (``open_stream(..., duplex=True)``). Whoever takes it must not use
     ``read`` and ``write``; ``close`` still closes it."""
+    write_ahead: int | None = None
+    """Bytes that may wait for ``write``, if it is slow: what is urgent waits behind them."""
 
     @abstractmethod
     async def read(self) -> bytes:

@@ -96,6 +96,19 @@ ROWS = {
             key="SUPERSERVE_API_KEY",
             lease_pauses=True,
         ),
+        Row(
+            "islo",
+            capabilities=frozenset(
+                {
+                    *("image", "memory_mib", "cpus", "disk_mib", "egress", "options", "hosted"),
+                    *("byte_exact_streams", "reattach", "pause", "restart"),
+                }
+            ),
+            emulator="islo",
+            key="ISLO_API_KEY",
+            lease_pauses=True,
+            limits={"disk_mib": 2048},
+        ),
     )
 }
 

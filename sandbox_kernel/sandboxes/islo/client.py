@@ -1,7 +1,8 @@
 """Islo as a sandbox backend: making, finding and removing sandboxes.
 
-A sandbox is named ``sk-NAME`` in the account, so that other machines of the same account list it;
-which ones this machine knows more about (token, gateway profile, endpoint) is in the records.
+Islo's sandboxes have no labels, so ours is in their names: ``sk-LABEL--NAME``. By it other machines
+of the account list them; what only this machine knows (token, gateway profile, endpoint) is in the
+records.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import os
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -35,13 +38,24 @@ from sandbox_kernel.spec import SandboxSpec, check_name
 
 log = logging.getLogger(__name__)
 
-PREFIX = "sk-"
+_LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PAGE = 100
 _MOST = 10_000
 _CREATE_ATTEMPTS = 4
 _CREATE_TIMEOUT = 120.0
 _IN_GUEST = "A hosted VM is root of its own kernel, so this could not be held; memory and cpus are."
 _ELSEWHERE = "The sandbox runs elsewhere and sees nothing of this host; copy files in."
+
+
+def prefix() -> str:
+    """What the names of our sandboxes begin with; ``SANDBOX_KERNEL_LABEL`` sets ours apart."""
+    label = os.environ.get("SANDBOX_KERNEL_LABEL", "default")
+    if not _LABEL.fullmatch(label):
+        raise SpecError(
+            f"SANDBOX_KERNEL_LABEL has small letters, digits and single hyphens between them; "
+            f"{label!r} does not fit."
+        )
+    return f"sk-{label}--"
 
 
 class IsloClient(SandboxClient):
@@ -103,7 +117,7 @@ class IsloClient(SandboxClient):
         endpoint = Endpoint.from_environment()
         record = Record(self.backend, spec.name, "", spec.to_dict())
         record.data = {
-            "sandbox": PREFIX + spec.name,
+            "sandbox": prefix() + spec.name,
             "endpoint": {"control": endpoint.control, "compute": endpoint.compute},
             "marker": secrets.token_hex(16),
             "limits": plan.limits,
@@ -130,7 +144,7 @@ class IsloClient(SandboxClient):
             identity = await gateway.existing(api, profile)
             record.data["profile"] = {"id": identity, "owned": False}
         else:
-            name = f"{PREFIX}{spec.name}-{record.data['marker'][:8]}"
+            name = f"{record.data['sandbox']}-{record.data['marker'][:8]}"
             # Noted first: who is killed now leaves a name by which it is found.
             record.data["profile"] = {"id": None, "name": name, "owned": True}
             self._records.save(record)
@@ -227,7 +241,7 @@ class IsloClient(SandboxClient):
         api = self.api()
         try:
             found = await api.call(
-                api.sandboxes.get_sandbox, PREFIX + name, doing="it was looked up"
+                api.sandboxes.get_sandbox, prefix() + name, doing="it was looked up"
             )
         except SandboxNotFound:
             try:
@@ -236,9 +250,9 @@ class IsloClient(SandboxClient):
                 )
             except (SandboxNotFound, SpecRefused):
                 raise unknown from None
-        if not str(found.name).startswith(PREFIX) or STATES.get(str(found.status)) == "gone":
+        if not str(found.name).startswith(prefix()) or STATES.get(str(found.status)) == "gone":
             raise unknown
-        own_name = check_name(str(found.name).removeprefix(PREFIX))
+        own_name = check_name(str(found.name).removeprefix(prefix()))
         try:
             record = self._records.load(self.backend, own_name)
         except SandboxNotFound:
@@ -263,15 +277,15 @@ class IsloClient(SandboxClient):
         while len(names) < _MOST:
             page = await api.call(
                 api.sandboxes.list_sandboxes,
-                name_prefix=PREFIX,
+                name_prefix=prefix(),
                 limit=_PAGE,
                 cursor=cursor,
                 doing="the sandboxes were listed",
             )
             names |= {
-                str(item.name).removeprefix(PREFIX)
+                str(item.name).removeprefix(prefix())
                 for item in page.items
-                if str(item.name).startswith(PREFIX) and STATES.get(str(item.status)) != "gone"
+                if str(item.name).startswith(prefix()) and STATES.get(str(item.status)) != "gone"
             }
             cursor = page.next_cursor
             if not cursor or not page.items:
