@@ -74,6 +74,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     options = _setting("options")
     labels = _setting("labels")
     lease_seconds = _setting("lease_seconds")
+    delete_after_seconds = _setting("delete_after_seconds")
     start_timeout = _setting("start_timeout")
 
     def __init__(self, **kwargs: Any) -> None:
