@@ -368,6 +368,10 @@ class SandboxClient(ABC):
     backend: ClassVar[str]
     capabilities: ClassVar[Capabilities]
 
+    def check(self, spec: SandboxSpec) -> None:
+        """SpecRefused for what this backend cannot enforce. Touches nothing."""
+        self.capabilities.check(spec, self.backend)
+
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
         """Make and start a sandbox. SandboxExists if the name is taken; SpecRefused before

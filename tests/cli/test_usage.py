@@ -20,7 +20,7 @@ from sandbox_kernel.text import printable
 from .running import Cli
 
 COMMANDS = (
-    *("install", "uninstall", "list", "doctor", "ps", "rm"),
+    *("install", "uninstall", "list", "doctor", "ps", "rm", "pause", "resume"),
     *("logs", "exec", "shell", "run", "launch", "image", "completion"),
 )
 

@@ -57,6 +57,9 @@ class SuperserveClient(SandboxClient):
 
     # --- making
 
+    def check(self, spec: SandboxSpec) -> None:
+        request.arguments(spec, "")
+
     async def create(self, spec: SandboxSpec) -> SuperserveHandle:
         return await self._make(spec, None)
 
