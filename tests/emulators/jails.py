@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,9 +80,9 @@ class Jail:
         """Put files that were saved into this jail."""
         its = self.handle._folders
         for target, name in ((its.workspace, "workspace"), (its.home, "home")):
-            await asyncio.to_thread(
-                shutil.copytree, folder / name, target, symlinks=True, dirs_exist_ok=True
-            )
+            # A new jail's home is not empty; what was saved replaces what is there.
+            command = ["cp", "-a", "--remove-destination", f"{folder / name}/.", str(target)]
+            await asyncio.to_thread(subprocess.run, command, check=True)
 
     async def destroy(self) -> None:
         self.thaw()
