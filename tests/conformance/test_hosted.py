@@ -250,7 +250,7 @@ def test_a_lost_sandbox_is_not_made_anew_unasked(backend: Backend) -> None:
     with kernel() as (manager, _):
         handle = sandboxed(manager).handle
         before = len(finish(backend.client.list()))
-        finish(handle.kill())
+        finish(backend.client.remove(handle.name))
         finish(sandboxed(manager).wait())
         with pytest.raises(SandboxGone, match=r"recreate"):
             manager.restart_kernel(now=True)

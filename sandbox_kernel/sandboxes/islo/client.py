@@ -222,7 +222,7 @@ class IsloClient(SandboxClient):
     async def get(self, name: str) -> IsloHandle:
         """By name, or by Islo's id. One that another machine made is noted here."""
         try:
-            record = self._records.load(self.backend, name)
+            record = self._load(name)
         except SandboxNotFound:
             record = await self._adopt(name)
         if not record.id:
@@ -231,6 +231,13 @@ class IsloClient(SandboxClient):
                 f"`sandbox-kernel rm {name}`."
             )
         return IsloHandle(record, self)
+
+    def _load(self, name: str) -> Record:
+        """What is known here of a sandbox with our label. SandboxNotFound."""
+        record = self._records.load(self.backend, name)
+        if not record.data["sandbox"].startswith(prefix()):
+            raise SandboxNotFound(f"Sandbox {name!r} has another SANDBOX_KERNEL_LABEL.")
+        return record
 
     async def _adopt(self, name: str) -> Record:
         unknown = SandboxNotFound(
@@ -268,7 +275,11 @@ class IsloClient(SandboxClient):
 
     async def list(self) -> list[str]:
         """Those that this machine knows, and all of the account that are named as ours are."""
-        names = {record.name for record in self._records.list(self.backend)}
+        names = {
+            record.name
+            for record in self._records.list(self.backend)
+            if record.data["sandbox"].startswith(prefix())
+        }
         try:
             api_key()
         except SandboxUnavailable:
@@ -294,7 +305,7 @@ class IsloClient(SandboxClient):
 
     async def remove(self, name: str) -> None:
         try:
-            record = self._records.load(self.backend, name)
+            record = self._load(name)
         except SandboxNotFound:
             try:
                 record = await self._adopt(name)
