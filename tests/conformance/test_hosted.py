@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
+import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,3 +259,66 @@ def test_a_lost_sandbox_is_not_made_anew_unasked(backend: Backend) -> None:
         with pytest.raises(SandboxGone, match=r"recreate"):
             manager.restart_kernel(now=True)
         assert len(finish(backend.client.list())) <= before
+
+
+GIGABYTE = 10**9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_a_gigabyte_through_a_stream(backend: Backend) -> None:
+    """Every byte is right, the host's memory stays as it was, and the sandbox is well."""
+    block = random.Random(3).randbytes(2**20 - 7)
+    blocks = -(-GIGABYTE // len(block))
+    async with backend.sandbox() as handle:
+        await handle.exec("/bin/sh", ["-c", "cat >block"], stdin=block, timeout=LIMIT)
+        script = "i=0; while [ $i -lt $0 ]; do cat block; i=$((i+1)); done"
+        expected, got, size, grown = hashlib.sha256(), hashlib.sha256(), 0, 0
+        for _ in range(blocks):
+            expected.update(block)
+        before, began = _memory(), time.monotonic()
+        async with await handle.open_stream(["/bin/sh", "-c", script, str(blocks)]) as stream:
+            while piece := await stream.read():
+                got.update(piece)
+                size += len(piece)
+                grown = max(grown, _memory() - before)
+            assert await stream.wait() == 0
+        seconds = time.monotonic() - began
+        print(f"{size / 1e6:.0f} MB in {seconds:.0f} s; memory grew by {grown / 2**20:.0f} MiB")
+        assert size == blocks * len(block)
+        assert got.digest() == expected.digest()
+        assert grown < 64 * 2**20
+        assert (await handle.shell("echo well", timeout=LIMIT)).stdout == "well\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_gigabyte_of_a_kernels_output() -> None:
+    """The same through a kernel's channels, in outputs of 50 MB."""
+    with kernel() as (manager, client):
+        received, sizes = 0, []
+        while received < GIGABYTE:
+            code = "from IPython.display import display\n"
+            code += f"display({{'text/plain': '{received:012d}' * 4_200_000}}, raw=True)"
+            outputs: list[str] = []
+
+            def keep(message: dict[str, Any], outputs: list[str] = outputs) -> None:
+                if message["msg_type"] == "display_data":
+                    outputs.append(message["content"]["data"]["text/plain"])
+
+            reply = client.execute_interactive(code, output_hook=keep, timeout=LIMIT)
+            assert reply["content"]["status"] == "ok"
+            assert "".join(outputs) == f"{received:012d}" * 4_200_000
+            received += len(outputs[0])
+            del outputs
+            sizes.append(_memory())
+        grown = max(sizes[5:]) - max(sizes[:5])
+        print(f"{received / 1e6:.0f} MB; memory grew by {grown / 2**20:.0f} MiB after the first")
+        assert grown < 128 * 2**20
+        assert execute(client, "print('well')")[1] == "well\n"
+        assert sandboxed(manager).tunnel.reconnects == 0
+
+
+def _memory() -> int:
+    """What this process has in memory now, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -15,6 +15,7 @@ import json
 import re
 import ssl
 import struct
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -264,7 +265,13 @@ class Server:
                 request = await self._read(connection)
                 if request is None:
                     break
-                response = await self._answer(request)
+                try:
+                    response = await self._answer(request)
+                except (Dropped, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+                    raise
+                except Exception:  # noqa: BLE001  (a bug in the emulator: shown, and answered)
+                    traceback.print_exc()
+                    response = None if connection.taken else Response(500, {"error": "a bug"})
                 if response is not None:
                     writer.write(response.encode())
                     await writer.drain()

@@ -20,6 +20,8 @@ from sandbox_kernel.sandboxes.local.client import LocalHandle
 from sandbox_kernel.spec import SandboxSpec
 
 _FOREVER = 1e8
+_THEIR_OWN = shutil.ignore_patterns(".venv")
+"""What each jail is given when it is made."""
 
 
 class Jail:
@@ -74,7 +76,9 @@ class Jail:
         """Keep this jail's own files (workspace and home) in a folder."""
         mine = self.handle._folders
         for source, name in ((mine.workspace, "workspace"), (mine.home, "home")):
-            await asyncio.to_thread(shutil.copytree, source, folder / name, symlinks=True)
+            await asyncio.to_thread(
+                shutil.copytree, source, folder / name, symlinks=True, ignore=_THEIR_OWN
+            )
 
     async def fill(self, folder: Path) -> None:
         """Put files that were saved into this jail."""

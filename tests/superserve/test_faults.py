@@ -30,8 +30,10 @@ CREATE = "POST /sandboxes$"
 # --- creating
 
 
-@pytest.mark.parametrize("fault", [{"kind": "lose"}, {"kind": "slow", "seconds": 35}])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [{"kind": "lose"}, pytest.param({"kind": "slow", "seconds": 35}, marks=pytest.mark.long)],
+)
 async def test_a_create_that_times_out_after_succeeding(
     client: SuperserveClient, emulator: Running, fault: dict[str, object]
 ) -> None:
@@ -80,7 +82,7 @@ async def test_a_rate_limit_is_waited_for(client: SuperserveClient, emulator: Ru
         assert len(at_the_service(emulator)) == 1
     emulator.ask("POST", "/_emulator/settings", {"max_active": 0})
     try:
-        with pytest.raises(SandboxUnavailable, match="too_many_sandboxes.*Pause or remove"):
+        with pytest.raises(SandboxUnavailable, match=r"too_many_sandboxes.*Pause or remove"):
             await client.create(SandboxSpec(name="one-too-many"))
     finally:
         emulator.ask("POST", "/_emulator/settings", {"max_active": 100})

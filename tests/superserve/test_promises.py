@@ -232,7 +232,7 @@ def test_egress_is_mapped_exactly(egress: Any, network: Any) -> None:
         ([{"host": "203.0.113.1", "rate_limit_rpm": 5}], r"egress\[0\]\.rate_limit_rpm"),
         (["!203.0.113.1", "203.0.113.0/24"], r"egress\[0\]\.action='deny'.*wins over"),
         (["10.1.2.3"], r"egress\[0\]\.host='10\.1\.2\.3'.*private"),
-        (["2001:db8::1"], r"egress\[0\]\.host.*IPv4"),
+        (["[2001:db8::1]"], r"egress\[0\]\.host.*IPv4"),
         ({"default": "allow", "rules": ["!data.example"]}, r"egress\[0\]\.host.*not names"),
         ({"default": "allow", "rules": ["203.0.113.1"]}, r"egress\[0\]\.action='allow'"),
     ],
@@ -255,7 +255,7 @@ async def test_secrets(client: SuperserveClient, emulator: Running) -> None:
         result = await handle.shell("echo $OPENAI_API_KEY", timeout=LIMIT)
         assert result.stdout == "proxy-token-for-openai-prod\n"
     for name in ("openai-prod", "A B=x", "=x"):
-        with pytest.raises(SpecRefused, match="secrets=.*VARIABLE=secret-name"):
+        with pytest.raises(SpecRefused, match=r"secrets=.*VARIABLE=secret-name"):
             await client.create(SandboxSpec(secrets=(name,)))
 
 
