@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 from islo import AsyncIslo
 from islo.core.api_error import ApiError
+from islo.core.parse_error import ParsingError
 from islo.custom import exchange_access_key
 
 from sandbox_kernel.errors import (
@@ -40,6 +41,8 @@ _ATTEMPTS = 6
 _FIRST_DELAY, _MAX_DELAY = 0.25, 10.0
 _MAX_FILE = 64 * 2**20
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+_ANSWERS = (ApiError, ParsingError, httpx.HTTPStatusError)
+"""The SDK raises ParsingError for answers that are not in its schema, such as a proxy's."""
 
 
 class InvalidState(SandboxError):
@@ -160,14 +163,15 @@ class Api:
             used = self._tokens.current
             try:
                 return await attempt()
-            except (ApiError, httpx.HTTPStatusError, httpx.TransportError) as error:
+            except (*_ANSWERS, httpx.TransportError) as error:
                 status = _status(error)
                 if status == 401 and not renewed:
                     # Refused before anything was done: the token was withdrawn early.
                     renewed = True
                     self._tokens.refused(used)
                     continue
-                lasting = status is not None and status not in _TRANSIENT
+                # A success that cannot be read was one, but tells nothing.
+                lasting = status is not None and status >= 300 and status not in _TRANSIENT
                 if status == 429 and number < _ATTEMPTS:
                     pass  # turned away at the door, so nothing was done
                 elif lasting or number == _ATTEMPTS or not again:
@@ -242,7 +246,7 @@ class Api:
 def _status(error: Exception) -> int | None:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code
-    return error.status_code if isinstance(error, ApiError) else None
+    return error.status_code if isinstance(error, (ApiError, ParsingError)) else None
 
 
 def _body(error: Exception) -> Mapping[str, Any]:

@@ -343,11 +343,7 @@ class IsloClient(SandboxClient):
 
     async def _made_by_us(self, api: Api, record: Record) -> bool:
         """For a record whose creation was cut short before its sandbox's id was known."""
-        try:
-            found = await self._ours(api, record)
-        except SandboxError as error:
-            log.warning("Sandbox %s may be left in the Islo account: %s", record.name, error)
-            return False
+        found = await self._ours(api, record)
         if found is not None:
             record.id = found.id
         return found is not None
@@ -385,13 +381,13 @@ class _Plan:
                 f"say what may get out. Give one of them."
             )
         profile = options.gateway_profile or gateway.Profile.of(spec.egress, spec.name)
-        fields: dict[str, Any] = {
-            "lifecycle": LifecyclePolicy(
-                pause_after_idle=options.pause_after_idle or whole_seconds(spec.lease_seconds),
-                delete_after=options.delete_after,
-                auto_resume=AutoResumePolicy(options.auto_resume),
-            ),
+        lifecycle: dict[str, Any] = {
+            "pause_after_idle": options.pause_after_idle or whole_seconds(spec.lease_seconds),
+            "auto_resume": AutoResumePolicy(options.auto_resume),
         }
+        if options.delete_after is not None:
+            lifecycle["delete_after"] = options.delete_after
+        fields: dict[str, Any] = {"lifecycle": LifecyclePolicy(**lifecycle)}
         if isinstance(profile, gateway.Profile):
             fields["internet_enabled"] = profile.internet_enabled
         limits = {}

@@ -139,7 +139,7 @@ class IsloHandle(SandboxHandle):
         }
         if len(stdin) > _INLINE_STDIN:
             config["stdin_file"] = f"{folder}.in"
-            await self._asked(self._api.upload(self._remote, config["stdin_file"], stdin))
+            await self.write_file(config["stdin_file"], stdin)
         else:
             config["stdin"] = base64.b64encode(stdin).decode()
         try:
@@ -202,6 +202,21 @@ class IsloHandle(SandboxHandle):
                 f"{printable(str(answer['failed']))[:500]}"
             )
         return str(answer.get("marker", ""))
+
+    async def read_file(self, path: str) -> bytes:
+        """A file anywhere in the sandbox, by the files API. ExecFailed if there is none."""
+        try:
+            return await self._api.download(self._remote, path)
+        except SandboxNotFound as error:
+            if await self._state() == "running":
+                raise ExecFailed(f"There is no file {path} in sandbox {self.name!r}.") from error
+            raise await self._broken(error) from error
+        except InvalidState as error:
+            raise await self._broken(error) from error
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a file anywhere in the sandbox, in one request of the files API."""
+        await self._asked(self._api.upload(self._remote, path, content))
 
     def _check_words(self, argv: Sequence[str]) -> None:
         if any("\0" in word for word in argv):

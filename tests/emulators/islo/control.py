@@ -53,6 +53,7 @@ class ControlPlane:
         server.route("POST", "/_emulator/settings", self._settings)
         server.route("POST", "/_emulator/tokens/withdraw", self._withdraw)
         server.route("GET", "/_emulator/state", self._state)
+        server.route("POST", "/_emulator/reset", self._reset)
         server.route("POST", "/_emulator/sandboxes/([^/]+)/status", self._set_status)
 
     async def _exchange(self, request: Request) -> Response:
@@ -138,6 +139,16 @@ class ControlPlane:
                 "order": self._service.order,
             },
         )
+
+    async def _reset(self, request: Request) -> Response:
+        """Delete everything; the names of what there was."""
+        left = [sandbox.name for sandbox in self._service.sandboxes.values()]
+        left += [str(profile.request["name"]) for profile in self._service.profiles.values()]
+        for sandbox in list(self._service.sandboxes.values()):
+            await self._service.delete(sandbox)
+        self._service.profiles.clear()
+        self._service.order.clear()
+        return Response(200, left)
 
     async def _set_status(self, request: Request) -> Response:
         """Anything: also what the SDK does not know."""
