@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.jupyter.hosting import addresses
 from sandbox_kernel.kernels import SandboxedKernel
 
@@ -60,6 +61,17 @@ class Activity:
             self._busy.add(request)
         elif state == "idle":
             self._busy.discard(request)
+
+
+def accompany(
+    kernel: SandboxedKernel, configuration: KernelConfiguration, connection: Mapping[str, Any]
+) -> None:
+    """See that a kernel which has just been launched is paused as its configuration says. Called
+    on the background loop."""
+    kernel.pause_on_exit = configuration.pause_on_exit
+    if configuration.idle_pause_seconds:
+        watching = pause_when_idle(kernel, connection, configuration.idle_pause_seconds)
+        kernel.accompany(asyncio.get_running_loop().create_task(watching))
 
 
 async def pause_when_idle(

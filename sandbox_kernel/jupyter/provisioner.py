@@ -10,7 +10,6 @@ All real work happens on the background loop; these methods may run on any loop 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -39,7 +38,7 @@ from sandbox_kernel.jupyter.configuration import (
     check_keys,
     read_configuration,
 )
-from sandbox_kernel.jupyter.idle import pause_when_idle
+from sandbox_kernel.jupyter.idle import accompany
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
@@ -243,16 +242,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             transport=configuration.guest_transport,
             warm=configuration.warm_start,
         )
-        self._accompany(kernel, configuration)
-
-    def _accompany(self, kernel: SandboxedKernel, configuration: KernelConfiguration) -> None:
-        """Watch a kernel that is to be paused when it is idle. On the background loop."""
-        kernel.pause_on_exit = configuration.pause_on_exit
-        if configuration.idle_pause_seconds:
-            watching = pause_when_idle(
-                kernel, self.connection_info, configuration.idle_pause_seconds
-            )
-            kernel.accompany(asyncio.get_running_loop().create_task(watching))
+        accompany(kernel, configuration, self.connection_info)
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -363,7 +353,7 @@ class SandboxProvisioner(KernelProvisionerBase):
                     f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
                 )
             kernel.listen(hosting.addresses(self.connection_info), self._folder)
-            self._accompany(kernel, self.configuration())
+            accompany(kernel, self.configuration(), self.connection_info)
         except BaseException:
             await kernel.detach()
             raise

@@ -277,6 +277,8 @@ class Server:
                     await writer.drain()
         except (Dropped, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             connection.cut()
+        except asyncio.CancelledError:
+            connection.cut()  # the emulator ends
         finally:
             self._connections.discard(connection)
             with contextlib.suppress(ConnectionError, ssl.SSLError):

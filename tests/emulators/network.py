@@ -43,6 +43,8 @@ class Gateway:
             await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
         except (OSError, asyncio.IncompleteReadError):
             pass  # one of the two has gone
+        except asyncio.CancelledError:
+            pass  # the emulator ends
         finally:
             with contextlib.suppress(OSError):
                 writer.close()

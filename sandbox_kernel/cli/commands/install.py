@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     spec = SandboxSpec.from_mapping(values, where="the command line")
     client = load_backend(arguments.backend)
     client.check(spec)
-    values.update(_pausing(arguments))
-    check_pausing(read_configuration(values, default_name="kernel"), client)
+    pausing = _pausing(arguments)
+    check_pausing(read_configuration(pausing, default_name="kernel"), client)
     if not arguments.unchecked:
         checks = foreground.run(diagnose(arguments.backend))
         problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         display_name=arguments.display_name,
         backend=arguments.backend,
         spec_config=values,
+        pausing=pausing,
         argv=arguments.command or None,
         language=arguments.language or "python",
         launcher=arguments.launcher,
