@@ -97,7 +97,7 @@ COLUMNS = {
                 service=Service(backend, delay),
                 tasks=HOSTED,
             )
-            for backend in ("superserve",)
+            for backend in ("superserve", "islo")
             for suffix, about, delay in (
                 ("", "", 0.0),
                 ("-30ms", ", 30 ms round trip", 0.030),
@@ -107,7 +107,7 @@ COLUMNS = {
 }
 DEFAULT_COLUMNS = (
     *("local", "sandbox", "pool", "base64", "delayed", "narrow"),
-    *("superserve", "superserve-30ms"),
+    *("superserve", "superserve-30ms", "islo", "islo-30ms"),
 )
 
 
