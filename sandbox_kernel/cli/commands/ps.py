@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         details="KERNEL is the process id of the kernel in the sandbox, 'yes' if\nthere is one "
         "whose id is not known, or '-'. With --json: a list of objects with the keys\nname, "
         "backend, id, status (running, paused, stopped, gone), created (seconds since 1970),\n"
-        "kernel (true, false), kernel_pid (or null), elsewhere (true: another\nmachine made it "
+        "kernel (true, false), kernel_pid (or null), elsewhere (true: another machine made it,\n"
         "under the same $SANDBOX_KERNEL_LABEL), limits, oom_kills, last_kill. Backends that do\n"
         "not answer are noted on stderr.",
         examples=("ps", "ps --all", "ps --json | jq -r '.[].name'"),
