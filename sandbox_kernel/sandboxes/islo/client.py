@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, ClassVar
 
 from islo.types import AutoResumePolicy, LifecyclePolicy
@@ -110,8 +111,12 @@ class IsloClient(SandboxClient):
 
     # --- making
 
+    def check(self, spec: SandboxSpec) -> None:
+        super().check(spec)
+        _Plan.of(spec)
+
     async def create(self, spec: SandboxSpec) -> IsloHandle:
-        self.capabilities.check(spec, self.backend)
+        self.check(spec)
         plan = _Plan.of(spec)
         api_key()
         endpoint = Endpoint.from_environment()
@@ -220,11 +225,11 @@ class IsloClient(SandboxClient):
     # --- finding and removing
 
     async def get(self, name: str) -> IsloHandle:
-        """By name, or by Islo's id. One that another machine made is noted here."""
+        """By name, or by Islo's id; also one that another machine made under the same label."""
         try:
             record = self._load(name)
         except SandboxNotFound:
-            record = await self._adopt(name)
+            record = await self._look_up(name)
         if not record.id:
             raise SandboxNotFound(
                 f"Sandbox {name!r} is being made, or was left half-made; remove it with "
@@ -239,7 +244,7 @@ class IsloClient(SandboxClient):
             raise SandboxNotFound(f"Sandbox {name!r} has another SANDBOX_KERNEL_LABEL.")
         return record
 
-    async def _adopt(self, name: str) -> Record:
+    async def _look_up(self, name: str) -> Record:
         unknown = SandboxNotFound(
             f"No sandbox named {name!r} in the backend {self.backend!r}. "
             f"`sandbox-kernel ps` lists what there is."
@@ -261,17 +266,9 @@ class IsloClient(SandboxClient):
             raise unknown
         own_name = check_name(str(found.name).removeprefix(prefix()))
         try:
-            record = self._records.load(self.backend, own_name)
+            return self._load(own_name)
         except SandboxNotFound:
-            spec = SandboxSpec(name=own_name, image=str(found.image) or None)
-            record = Record(self.backend, own_name, str(found.id), spec.to_dict())
-            record.data = {
-                "sandbox": str(found.name),
-                "endpoint": {"control": api.endpoint.control, "compute": api.endpoint.compute},
-                "ready": True,
-            }
-            self._records.reserve(record)
-        return record
+            return _foreign_record(own_name, found, api.endpoint)
 
     async def list(self) -> list[str]:
         """Those that this machine knows, and all of the account that are named as ours are."""
@@ -308,7 +305,7 @@ class IsloClient(SandboxClient):
             record = self._load(name)
         except SandboxNotFound:
             try:
-                record = await self._adopt(name)
+                record = await self._look_up(name)
             except SandboxNotFound:
                 return
         await asyncio.shield(self._destroy(record))
@@ -323,7 +320,11 @@ class IsloClient(SandboxClient):
                 pass
         profile = record.data.get("profile") or {}
         if profile.get("owned"):
-            await gateway.clear(api, profile.get("id"), str(profile.get("name", "")))
+            name = str(profile.get("name", ""))
+            await gateway.clear(api, profile.get("id"), re.escape(name))
+        elif record.data.get("elsewhere"):
+            # Its maker has the id; the name is that of no other sandbox.
+            await gateway.clear(api, None, re.escape(record.data["sandbox"]) + "-[0-9a-f]{8}")
         self._records.delete(self.backend, record.name)
 
     async def _delete(self, api: Api, record: Record) -> None:
@@ -360,6 +361,24 @@ class IsloClient(SandboxClient):
         except SandboxError as error:
             return [*found, Diagnosis(False, "Islo cannot be used", str(error))]
         return [*found, Diagnosis(True, f"Islo answers at {api.endpoint.compute}")]
+
+
+def _foreign_record(name: str, found: Any, endpoint: Endpoint) -> Record:
+    """What can be known of a sandbox that another machine made. Not kept."""
+    spec = SandboxSpec(name=name, image=str(found.image) or None)
+    record = Record("islo", name, str(found.id), spec.to_dict())
+    try:
+        record.created = datetime.fromisoformat(
+            str(found.created_at).replace("Z", "+00:00")
+        ).timestamp()
+    except ValueError:
+        pass  # then it is as old as our knowledge of it
+    record.data = {
+        "sandbox": str(found.name),
+        "endpoint": {"control": endpoint.control, "compute": endpoint.compute},
+        "elsewhere": True,
+    }
+    return record
 
 
 class _Plan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -177,7 +178,7 @@ async def provision(api: Api, profile: Profile, name: str) -> str:
             )
         await _verify(api, profile, made)
     except BaseException:
-        await tear_down(api, made or await _find(api, name))
+        await tear_down(api, made or await _find(api, re.escape(name)))
         raise
     return made
 
@@ -196,7 +197,7 @@ async def _create(api: Api, profile: Profile, name: str) -> str:
             again=False,
         )
     except Unsure:
-        found = await _find(api, name)  # its name is of this sandbox only
+        found = await _find(api, re.escape(name))  # its name is of this sandbox only
         if found is None:
             raise
         return found
@@ -227,15 +228,17 @@ def _comparable(rule: Mapping[str, Any]) -> tuple[str, ...]:
     return (*(str(rule[key] or "") for key in keys), methods)
 
 
-async def _find(api: Api, name: str) -> str | None:
+async def _find(api: Api, pattern: str) -> str | None:
+    """The profile whose whole name matches."""
     try:
         profiles = await api.call(
             api.profiles.list_gateway_profiles, doing="the gateway profiles were listed"
         )
     except SandboxError as error:
-        log.warning("The gateway profile %s may be left: %s", name, error)
+        log.warning("The gateway profile %s may be left: %s", pattern, error)
         return None
-    return next((profile.id for profile in profiles if profile.name == name), None)
+    found = (profile for profile in profiles if re.fullmatch(pattern, str(profile.name)))
+    return next((str(profile.id) for profile in found), None)
 
 
 async def existing(api: Api, wanted: str) -> str:
@@ -267,6 +270,6 @@ async def tear_down(api: Api, identity: str | None) -> None:
         log.warning("The gateway profile %s is left in the Islo account: %s", identity, error)
 
 
-async def clear(api: Api, identity: str | None, name: str) -> None:
+async def clear(api: Api, identity: str | None, pattern: str) -> None:
     """Delete the profile of a sandbox that is gone, also if only its name is known."""
-    await tear_down(api, identity or (await _find(api, name) if name else None))
+    await tear_down(api, identity or (await _find(api, pattern) if pattern else None))

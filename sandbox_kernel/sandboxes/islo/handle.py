@@ -20,7 +20,13 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes.base import MAX_OUTPUT, ExecResult, SandboxHandle, SandboxInfo
+from sandbox_kernel.sandboxes.base import (
+    GUEST_PATH,
+    MAX_OUTPUT,
+    ExecResult,
+    SandboxHandle,
+    SandboxInfo,
+)
 from sandbox_kernel.sandboxes.islo.api import Api, InvalidState
 from sandbox_kernel.sandboxes.islo.stream import IsloStream, relay_command, relay_records
 from sandbox_kernel.text import printable
@@ -218,6 +224,10 @@ class IsloHandle(SandboxHandle):
         """Write a file anywhere in the sandbox, in one request of the files API."""
         await self._asked(self._api.upload(self._remote, path, content))
 
+    async def install_guest(self, zipapp: bytes) -> None:
+        """One upload; the default would need a command, too."""
+        await self.write_file(GUEST_PATH, zipapp)
+
     def _check_words(self, argv: Sequence[str]) -> None:
         if any("\0" in word for word in argv):
             raise ExecFailed(f"{argv[0]!r} cannot be run in sandbox {self.name!r}: a NUL in it.")
@@ -348,6 +358,8 @@ class IsloHandle(SandboxHandle):
 
     def _stored(self) -> Record | None:
         """This sandbox's record as it is now; None if it was removed."""
+        if self._record.data.get("elsewhere"):
+            return self._record  # another machine has it
         try:
             record = Records().load(self.backend, self.name)
         except SandboxNotFound:
@@ -358,7 +370,8 @@ class IsloHandle(SandboxHandle):
         record = self._stored()
         if record is not None:
             record.data.update(facts)
-            Records().save(record)
+            if record is not self._record:
+                Records().save(record)
 
     # --- its life
 

@@ -19,18 +19,22 @@ code, ``s`` started, ``f`` could not be started, ``h`` still here, with the numb
 that is missing, ``r`` the answer of all other modes.
 """
 
+from __future__ import annotations
+
 import base64
 import errno
 import functools
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
+
+TYPE_CHECKING = False  # typing takes long to import, and this is started often
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 PIECE = 48 * 1024
 ROOM = 256 * 1024
@@ -53,7 +57,7 @@ def encoded(data: bytes) -> bytes:
     return base64.b64encode(data)
 
 
-def start(config: Dict[str, Any], **streams: Any) -> "Union[subprocess.Popen[bytes], str]":
+def start(config: Dict[str, Any], **streams: Any) -> Union[subprocess.Popen[bytes], str]:
     """The command, or the OSError that says why not, as text."""
     try:
         cwd = config.get("cwd") or None
@@ -358,7 +362,7 @@ def stream(config: Dict[str, Any]) -> None:
     try:
         relay.run(config)
     finally:
-        shutil.rmtree(config["folder"], ignore_errors=True)
+        remove(config["folder"])
 
 
 def run(config: Dict[str, Any]) -> None:
@@ -442,6 +446,12 @@ def given_up(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, "kill"))
 
 
+def remove(folder: str) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def sweep(base: str) -> None:
     """Forget what was reported long ago."""
     for name in os.listdir(base):
@@ -449,7 +459,7 @@ def sweep(base: str) -> None:
         try:
             live = os.path.exists(os.path.join(path, "w"))
             if not live and time.time() - os.stat(path).st_mtime > KEEP:
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
         except OSError:
             pass
 

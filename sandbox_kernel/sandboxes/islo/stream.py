@@ -38,13 +38,13 @@ WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 def _relay() -> str:
     """The relay's source as a short ``python3 -c`` program."""
     source = resources.files(__package__).joinpath("relay.py").read_bytes()
-    packed = base64.b85encode(zlib.compress(source, 9)).decode()
-    return f"import base64,zlib;exec(zlib.decompress(base64.b85decode({packed!r})))"
+    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode({packed!r})))"
 
 
 def relay_command(mode: str, config: Mapping[str, Any]) -> list[str]:
     """The command line that runs the relay in a sandbox."""
-    return ["python3", "-I", "-c", _relay(), mode, json.dumps(config)]
+    return ["python3", "-I", "-S", "-c", _relay(), mode, json.dumps(config)]
 
 
 class Records:
