@@ -182,7 +182,7 @@ class Tunnel:
             await self._reconnect()
 
     async def _reconnect(self) -> None:
-        patience = self._handle.spec.lease_seconds + 60
+        patience = self._handle.agent_lease + 60
         deadline = self._loop.time() + patience
         lasted = self._loop.time() - self._connected_at > ALIVE_INTERVAL
         if lasted or self._peer.session.received > self._received_before:
@@ -204,6 +204,8 @@ class Tunnel:
                     self.paused = True
                 self._delay, deadline = 0.0, self._loop.time() + patience
             except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
+                if self.paused:
+                    deadline = self._loop.time() + patience  # it does not run out meanwhile
                 if self._loop.time() > deadline:
                     return self._end(
                         SandboxGone(

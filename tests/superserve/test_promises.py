@@ -89,9 +89,10 @@ async def test_no_api_key_in_serialized_state(
     tmp_path: Path,
 ) -> None:
     """Neither key nor access token is in records, logs, errors or representations."""
-    caplog.set_level(logging.DEBUG, logger="sandbox_kernel")
+    caplog.set_level(logging.DEBUG)
     async with sandbox(client) as handle:
         await handle.snapshot("kept")
+        await handle.shell("env", timeout=LIMIT)
         await handle.pause()
         emulator.fault("GET /sandboxes/", "status", status=401)
         with pytest.raises(SandboxUnavailable) as raised:

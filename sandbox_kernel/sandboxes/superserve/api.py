@@ -9,6 +9,7 @@ The API key is read from the environment whenever it is needed, and is stored no
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -36,6 +37,8 @@ NO_KEY = (
     "Superserve needs an API key: create one in its console, then "
     f"`export {KEY}=ss_live_...` before Jupyter is started."
 )
+_quiet = logging.getLogger("sandbox_kernel.websocket")
+_quiet.setLevel(logging.WARNING)
 ERRORS = (sdk.SandboxError, ValueError)
 """What the SDK raises; ValueError for a status that it does not know."""
 DIAL_ERRORS = (OSError, TimeoutError, websockets.exceptions.WebSocketException)
@@ -96,6 +99,8 @@ async def dial(sandbox: sdk.AsyncSandbox) -> ClientConnection:
         # Keeps proxies from closing an idle connection. The answer may be late: it waits behind
         # output that nobody has read yet.
         ping_interval=20,
+        # At DEBUG it would write the access token down.
+        logger=_quiet,
         ping_timeout=None,
         close_timeout=5,
     )
