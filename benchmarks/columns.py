@@ -16,6 +16,7 @@ WORK = (
     *("interrupt", "interrupt_flood"),
 )
 MEMORY = ("memory",)
+HOSTED = (*LIFE, "round_trips", "large_output", "prints", "interrupt")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Service:
+    """A hosted service, emulated on this machine for as long as the column is measured."""
+
+    backend: str
+    """Name of the backend, and of its emulator in tests/emulators."""
+    round_trip: float = 0.0
+    """Seconds that the way to it adds to a round trip."""
+
+
+@dataclass(frozen=True)
 class Column:
     """One way to run a kernel."""
 
@@ -40,6 +51,8 @@ class Column:
     """Name of the kernelspec."""
     link: Link | None = None
     """None: whatever the kernel uses by itself."""
+    service: Service | None = None
+    """Where the sandboxes are, if not here."""
     transport: str = "tcp"
     """The KernelManager's transport. (The sandbox's provisioner makes IPC out of ``tcp``.)"""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -76,9 +89,26 @@ COLUMNS = {
             Link(LINK_ROUND_TRIP, NARROW_BANDWIDTH),
             tasks=(*LIFE, *WORK),
         ),
+        *(
+            Column(
+                f"{backend}{suffix}",
+                f"{backend}, emulated on this machine{about}",
+                "sandbox",
+                service=Service(backend, delay),
+                tasks=HOSTED,
+            )
+            for backend in ("superserve", "islo")
+            for suffix, about, delay in (
+                ("", "", 0.0),
+                ("-30ms", ", 30 ms round trip", 0.030),
+            )
+        ),
     )
 }
-DEFAULT_COLUMNS = ("local", "sandbox", "pool", "base64", "delayed", "narrow")
+DEFAULT_COLUMNS = (
+    *("local", "sandbox", "pool", "base64", "delayed", "narrow"),
+    *("superserve", "superserve-30ms", "islo", "islo-30ms"),
+)
 
 
 def kernelspec_column(name: str) -> Column:

@@ -1,15 +1,17 @@
-"""Making the link of this process's sandboxes slow, narrow or text-only.
+"""Making the link of this process's sandboxes slow, narrow or text-only, or that of a service.
 
-The means to do so belong to the tests (``tests/faults``), so this works from a checkout only.
+The means to do so belong to the tests (``tests/faults``, ``tests/emulators``), so this works from a
+checkout only.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.columns import Link
+from benchmarks.columns import Link, Service
 from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
@@ -33,6 +35,21 @@ def shaped(link: Link | None) -> Iterator[None]:
         raise NoShaping(f"run it from a checkout of the repository ({error})") from error
     # A shape's delay is that of one direction.
     with install(Shape(link.round_trip / 2, link.bandwidth, link.byte_exact)):
+        yield
+
+
+@contextmanager
+def hosted(service: Service | None) -> Iterator[None]:
+    """Sandboxes that this process starts inside this block are those of an emulated service."""
+    if service is None:
+        yield
+        return
+    try:
+        from tests.emulators.running import started
+    except ImportError as error:
+        raise NoShaping(f"run it from a checkout of the repository ({error})") from error
+    with started(service.backend, delay=service.round_trip) as running:
+        os.environ.update(running.env, SANDBOX_KERNEL_BACKEND=service.backend)
         yield
 
 

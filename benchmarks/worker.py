@@ -23,7 +23,7 @@ from benchmarks import scale
 from benchmarks.columns import Column
 from benchmarks.livekernel import LiveKernel
 from benchmarks.resources import Cpu, memory_by_part, pss
-from benchmarks.shaping import NoShaping, echo_times, shaped
+from benchmarks.shaping import NoShaping, echo_times, hosted, shaped
 
 Samples = dict[str, list[float]]
 """Sample name -> values, in seconds and bytes."""
@@ -172,7 +172,7 @@ def serve(pipe: Connection, column: Column, sizes: Sizes, folder: Path) -> None:
     os.environ.update(column.environment)
     tasks = Tasks(column, sizes)
     try:
-        with shaped(column.link):
+        with hosted(column.service), shaped(column.link):
             pipe.send((True, None))
             while (call := pipe.recv()) is not None:
                 pipe.send(_answer(tasks, *call))

@@ -7,6 +7,7 @@
     +-- SandboxNotFound           no sandbox has that name
     +-- SandboxExists             a sandbox has that name already
     +-- SandboxGone               the sandbox ended while it was needed
+    +-- SandboxPaused             the sandbox is paused, and was not asked to go on
     +-- SandboxTimeout            the sandbox did not answer in time (also a TimeoutError)
     +-- ExecFailed                a command could not be run in the sandbox
     +-- TunnelError               the wire between host and sandbox
@@ -53,6 +54,10 @@ class SandboxExists(SandboxError):
 
 class SandboxGone(SandboxError):
     """The sandbox ended (stopped, killed, lease over) while it was needed."""
+
+
+class SandboxPaused(SandboxError):
+    """The sandbox is paused. ``SandboxHandle.resume`` lets it go on; nothing else does."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):

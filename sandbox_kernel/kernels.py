@@ -20,6 +20,7 @@ from sandbox_kernel.errors import (
     KernelDied,
     ProtocolError,
     SandboxError,
+    SandboxGone,
     SandboxNotFound,
     SandboxTimeout,
     SessionRefused,
@@ -63,6 +64,9 @@ class SandboxedKernel:
         self._oom_kills = 0
         self._endpoint_folder: str | None = None
         self._explaining: dict[int, asyncio.Task[None]] = {}
+        self._companions: list[asyncio.Task[None]] = []
+        self.pause_on_exit = False
+        """``leave`` pauses the sandbox instead of deleting it."""
 
     @property
     def taken_over(self) -> bool:
@@ -110,7 +114,7 @@ class SandboxedKernel:
         environment = await self._packages() if handle.python else {}
         await handle.install_guest(guest_program())
         warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        lease = str(handle.spec.lease_seconds)
+        lease = str(handle.agent_lease)
         await handle.spawn(
             handle.guest_argv("agent", handle.agent_folder, lease, *warm),
             env=environment,
@@ -133,8 +137,10 @@ class SandboxedKernel:
     async def attach(cls, client: SandboxClient, name: str, log: Log) -> SandboxedKernel:
         """Take over a sandbox that another process made (or this one, earlier)."""
         handle = await client.get(name)
+        if client.capabilities.pause and (await handle.info()).status == "paused":
+            await handle.resume()
         records = Records()
-        record = records.load(handle.backend, name)
+        record = records.load(handle.backend, handle.name)
         token = record.kernel.get("token")
         if not isinstance(token, str):
             raise SandboxNotFound(
@@ -242,8 +248,54 @@ class SandboxedKernel:
             raise
         self._oom_kills = (await self.handle.info()).oom_kills
 
+    async def pause(self) -> None:
+        """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
+        ``resume``. For backends with the capability ``pause``."""
+        self.tunnel.sleep()
+        try:
+            await self.handle.pause()
+        except BaseException:
+            self.tunnel.want()
+            raise
+
+    def resume(self) -> None:
+        """Let a paused sandbox go on; what waits for it goes on, too, in a moment."""
+        self.tunnel.want()
+
+    def accompany(self, task: asyncio.Task[None] | None) -> None:
+        """A task that ends when this process lets go of the kernel, in place of earlier ones."""
+        for earlier in self._companions:
+            earlier.cancel()
+        self._companions = [task] if task is not None else []
+
+    async def leave(self) -> None:
+        """End the kernel's use by this process as ``pause_on_exit`` says: the sandbox is paused
+        or removed. Idempotent."""
+        if not self.pause_on_exit or self.taken_over:
+            return await self.remove()
+        self._expected = True
+        self.accompany(None)
+        await self.tunnel.close()
+        try:
+            await self.handle.pause()
+        except (SandboxGone, SandboxNotFound) as error:
+            self.log.warning("It could not be paused: %s", error)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        await links_closed()
+        if self._endpoint_folder is not None:
+            shutil.rmtree(self._endpoint_folder, ignore_errors=True)
+        self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+    def give_up(self) -> None:
+        """Take the kernel for dead: its sandbox is about to be deleted."""
+        self._expected = True
+        self._set_exited(-signal.SIGKILL)
+
     async def detach(self) -> None:
         """Leave the sandbox to itself; ``attach`` finds it again until its lease is over."""
+        self.accompany(None)
         await self.tunnel.close()
         await links_closed()
 
@@ -253,12 +305,10 @@ class SandboxedKernel:
         self._expected = True
         if self.taken_over:
             return await self.detach()
+        self.accompany(None)
         await self.tunnel.close()
         await self.client.remove(self.handle.name)
-        await links_closed()
-        if self._endpoint_folder is not None:
-            shutil.rmtree(self._endpoint_folder, ignore_errors=True)
-        self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+        await self._let_go()
 
     # --- the kernel process
 
@@ -278,6 +328,7 @@ class SandboxedKernel:
         command line is ipykernel's.
         """
         self._expected = False
+        self.tunnel.want()
         status = await self.tunnel.control.call(
             "launch",
             argv=list(self.handle.kernel_argv(argv)),
@@ -314,6 +365,7 @@ class SandboxedKernel:
             return
         if signum in (signal.SIGKILL, signal.SIGTERM):
             self._expected = True
+        self.tunnel.want()
         timeout = _INTERRUPT_TIMEOUT if signum == signal.SIGINT else _SIGNAL_TIMEOUT
         try:
             await self.tunnel.control.call("signal", signum=int(signum), timeout=timeout)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 
 ENV_PREFIX = "SANDBOX_KERNEL_"
@@ -39,9 +40,11 @@ FIELD_HELP: dict[str, str] = {
     "readable": "host paths that the sandbox may read, at the same path",
     "python": "host interpreter whose environment the sandbox shows (default: this one)",
     "secrets": "names of secrets that the sandbox may use",
-    "egress": "hosts that the sandbox may reach; none means no network",
+    "egress": "hosts that the sandbox may reach, or rules as JSON; none means no network",
+    "options": "settings that only the chosen backend knows, as JSON; see its page in the docs",
     "labels": "free labels for your own book-keeping, NAME=VALUE",
     "lease_seconds": "the sandbox ends when nobody has been attached to it for so long",
+    "delete_after_seconds": "a hosted sandbox that has been paused for so long is deleted",
     "start_timeout": "seconds that starting the sandbox may take",
 }
 
@@ -66,20 +69,29 @@ class SandboxSpec:
     readable: tuple[str, ...] = ()
     python: str | None = None
     secrets: tuple[str, ...] = ()
-    egress: tuple[str, ...] = ()
+    egress: EgressPolicy = field(default_factory=EgressPolicy)
+    """Also taken: whatever ``EgressPolicy.read`` reads, such as a list of host names."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only the backend knows. It checks them; one that has none refuses any."""
     labels: Mapping[str, str] = field(default_factory=dict)
     lease_seconds: float = 3600.0
+    delete_after_seconds: float | None = None
     start_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", f"sandbox-{_secrets.token_hex(4)}")
+        object.__setattr__(self, "egress", EgressPolicy.read(self.egress))
         _check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without what is at its default; ``from_mapping`` reads it back."""
         default = SandboxSpec(name=self.name)
         plain = {k: v for k, v in asdict(self).items() if k == "name" or v != getattr(default, k)}
+        if self.egress != default.egress:
+            plain["egress"] = self.egress.to_json()
+        else:
+            plain.pop("egress", None)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
     @classmethod
@@ -113,16 +125,22 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
     "open_files": int,
     "disk_mib": int,
     "lease_seconds": float,
+    "delete_after_seconds": float,
     "start_timeout": float,
 }
-_LISTS = ("readable", "secrets", "egress")
-_MAPS = ("env", "labels")
+_LISTS = ("readable", "secrets")
+_MAPS = ("env", "labels", "options")
 
 
 def _coerce(key: str, value: Any, where: str) -> Any:
     """Bring a configuration value (JSON type or string) to the field's type."""
-    if value is None and key not in ("lease_seconds", "start_timeout", "name"):
+    if value is None and key not in ("lease_seconds", "start_timeout", "name", "egress"):
         return {} if key in _MAPS else () if key in _LISTS else None
+    if key == "egress":
+        try:
+            return EgressPolicy.read(value)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
     if key in _NUMBERS:
         kind = _NUMBERS[key]
         try:
@@ -142,11 +160,27 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
             raise SpecError(f"{where}: {key} takes a list of strings, not {value!r}.")
         return tuple(items)
+    if key == "options":
+        return _coerce_options(value, where)
     if key in _MAPS:
         return _coerce_map(key, value, where)
     if not isinstance(value, str):
         raise SpecError(f"{where}: {key} takes a string, not {value!r}.")
     return value or None if key != "name" else value
+
+
+def _coerce_options(value: Any, where: str) -> dict[str, Any]:
+    """An object, as JSON types or as text; several texts (from a command line) are combined."""
+    found: dict[str, Any] = {}
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        try:
+            read = json.loads(item) if isinstance(item, str) else item
+        except ValueError:
+            raise SpecError(f"{where}: options is not valid JSON: {item!r}.") from None
+        if not isinstance(read, Mapping) or not all(isinstance(key, str) for key in read):
+            raise SpecError(f"{where}: options takes an object with names, not {item!r}.")
+        found.update(read)
+    return found
 
 
 def _coerce_map(key: str, value: Any, where: str) -> dict[str, str]:

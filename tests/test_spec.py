@@ -58,10 +58,12 @@ def test_strings_are_read_as_their_field_means_them() -> None:
         ({"env": {"A": 1}}, "env takes names and string values"),
         ({"env": {"A B": "1"}}, "no environment variable"),
         ({"env": {"A": "x" * 100_000}}, "env holds more than"),
-        ({"egress": 5}, "egress takes a list of strings"),
+        ({"egress": 5}, "egress takes a list of hosts and rules"),
         ({"readable": ["opt"]}, "readable takes absolute paths"),
         ({"python": "python3"}, "python takes an absolute path"),
         ({"image": 5}, "image takes a string"),
+        ({"options": "{"}, "options is not valid JSON"),
+        ({"options": "5"}, "options takes an object"),
     ],
 )
 def test_nonsense_is_refused(values: dict[str, object], message: str) -> None:

@@ -28,6 +28,8 @@ class Found:
     info: SandboxInfo
     has_kernel: bool
     kernel_pid: int | None
+    elsewhere: bool = False
+    """Another machine has made it, under the same label."""
 
     @property
     def running(self) -> bool:
@@ -112,7 +114,10 @@ async def _look(client: SandboxClient, name: str) -> Found:
         return await (await client.get(name)).info()
 
     known = await _in_time(info(), client.backend)
-    facts = Records().load(client.backend, name).kernel
+    try:
+        facts = Records().load(client.backend, known.name).kernel
+    except SandboxNotFound:
+        return Found(known, False, None, elsewhere=True)
     pid = facts.get("pid")
     return Found(known, bool(facts), pid if isinstance(pid, int) else None)
 

@@ -21,7 +21,8 @@ _METAVARS = {
     "secrets": "NAME",
     "readable": "PATH",
     "python": "PATH",
-    "egress": "HOST",
+    "egress": "RULE",
+    "options": "JSON",
 }
 
 
@@ -54,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         launch,
         list_,
         logs,
+        pause,
         ps,
         rm,
         run,
@@ -82,6 +84,7 @@ exit codes:
         doctor.add,
         ps.add,
         rm.add,
+        pause.add,
         logs.add,
         exec_.add,
         shell.add,
@@ -143,7 +146,7 @@ def add_spec_options(parser: argparse.ArgumentParser, *, leave_out: Sequence[str
     for field in fields(SandboxSpec):
         if field.name in leave_out:
             continue
-        several = "Mapping" in str(field.type) or "tuple" in str(field.type)
+        several = any(kind in str(field.type) for kind in ("Mapping", "tuple", "EgressPolicy"))
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=_SPEC_DEST + field.name,

@@ -27,6 +27,7 @@ class Pump:
         stream: Stream,
         sock: socket.socket,
         on_closed: "Callable[[Pump], object] | None" = None,
+        on_input: "Callable[[], object] | None" = None,
     ) -> None:
         self._loop = loop
         self._peer = peer
@@ -34,6 +35,7 @@ class Pump:
         self._sock = sock
         self._fd = sock.fileno()
         self._on_closed = on_closed
+        self._on_input = on_input
         self._out: Deque[Buffer] = deque()
         self._writing = False
         self._finish_after_out = False
@@ -66,6 +68,8 @@ class Pump:
                 self._close_socket()
             return
         self._read_size = min(max(2 * len(data), _MIN_READ), _MAX_READ)
+        if self._on_input is not None:
+            self._on_input()
         self._stream.write(data)
         self._peer.flush_soon()
         if self._stream.full:

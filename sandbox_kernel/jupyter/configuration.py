@@ -21,6 +21,9 @@ OWN_HELP: dict[str, str] = {
     "backend": "which kind of sandbox; `sandbox-kernel doctor` lists them",
     "guest_transport": "how the kernel listens inside: ipc, or tcp for kernels that need it",
     "keep_on_exit": "leave the sandbox to its lease when this process ends without a shutdown",
+    "pause_on_exit": "pause the sandbox instead of deleting it when its kernel is shut down",
+    "idle_pause_seconds": "pause the sandbox when its kernel has been idle for so long (0: never)",
+    "recreate": "make a new hosted sandbox if a kernel is restarted whose sandbox is gone",
     "warm_start": "fork ipykernel from an interpreter that has its imports done",
     "pool_size": "how many sandboxes wait ready for the next kernels (0: none)",
     "pool_idle_seconds": "the pool is emptied when no kernel has been started for so long",
@@ -39,6 +42,13 @@ class KernelConfiguration:
     know nothing else."""
     keep_on_exit: bool = False
     """Leave the sandbox running when this process ends without shutting the kernel down."""
+    pause_on_exit: bool = False
+    """Pause the sandbox instead of deleting it, when its kernel is shut down or this process ends.
+    A kernel that is started later with the same ``name`` goes on in it."""
+    idle_pause_seconds: float = 0.0
+    """Pause the sandbox when its kernel has been idle for so long; the next cell resumes it."""
+    recreate: bool = False
+    """Restarting a kernel whose hosted sandbox is gone makes a new one."""
     warm_start: bool = True
     """Fork ipykernel from an interpreter that has its imports done; False: always start afresh."""
     pool_size: int = 0
@@ -82,6 +92,9 @@ def read_configuration(
         backend=str(own.get("backend", DEFAULT_BACKEND)),
         guest_transport=transport,
         keep_on_exit=_boolean("keep_on_exit", own.get("keep_on_exit", False), where),
+        pause_on_exit=_boolean("pause_on_exit", own.get("pause_on_exit", False), where),
+        idle_pause_seconds=_number("idle_pause_seconds", own.get("idle_pause_seconds", 0), where),
+        recreate=_boolean("recreate", own.get("recreate", False), where),
         warm_start=_boolean("warm_start", own.get("warm_start", True), where),
         pool_size=int(_number("pool_size", own.get("pool_size", 0), where)),
         pool_idle_seconds=_number("pool_idle_seconds", own.get("pool_idle_seconds", 600), where),

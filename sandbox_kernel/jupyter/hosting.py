@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -17,11 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel.errors import SandboxNotFound, SpecRefused
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.jupyter.pool import drain_all, forget_all, pool_for
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.paths import runtime_dir
 from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.base import SandboxClient
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -44,12 +47,17 @@ async def create_kernel(
     """A new sandbox for a kernel with this command line. Runs on the background loop."""
     client = load_backend(configuration.backend)
     spec = configuration.spec
+    check_pausing(configuration, client)
     if client.capabilities.python:
         spec = show_program(spec, argv)
     warm_argv = tuple(argv) if configuration.warm_start else ()
 
     async def make(one: SandboxSpec) -> SandboxedKernel:
-        kernel = await SandboxedKernel.create(client, one, log, warm_argv=warm_argv)
+        kernel = None
+        if configuration.pause_on_exit and configuration.named:
+            kernel = await _paused_before(client, one.name, log)
+        kernel = kernel or await SandboxedKernel.create(client, one, log, warm_argv=warm_argv)
+        kernel.pause_on_exit = configuration.pause_on_exit
         _ours[kernel.handle.name] = kernel
         return kernel
 
@@ -71,14 +79,40 @@ async def create_kernel(
     return kernel
 
 
+def check_pausing(configuration: KernelConfiguration, client: SandboxClient) -> None:
+    """SpecRefused if the kernel is to be paused, and the backend cannot do that."""
+    for field in ("pause_on_exit", "idle_pause_seconds"):
+        if getattr(configuration, field) and not client.capabilities.pause:
+            raise SpecRefused(
+                f"The kernel was not started: the backend {client.backend!r} cannot pause a "
+                f"sandbox, so {field} must be left out."
+            )
+
+
+async def _paused_before(client: SandboxClient, name: str, log: Log) -> SandboxedKernel | None:
+    """The sandbox that an earlier kernel of this name has left, with its files; None if there is
+    none. Its kernel, if it still runs, makes room for the new one."""
+    try:
+        await client.get(name)
+    except SandboxNotFound:
+        return None
+    kernel = await SandboxedKernel.attach(client, name, log)
+    if kernel.exit_code is None:
+        await kernel.send_signal(signal.SIGKILL)
+        await kernel.wait()
+    log.info("The kernel goes on in the sandbox %s, with its files.", name)
+    return kernel
+
+
 async def attach_kernel(backend: str, name: str, log: Log) -> SandboxedKernel:
     """Take over a sandbox with a kernel. Runs on the background loop."""
     return await SandboxedKernel.attach(load_backend(backend), name, log)
 
 
 async def remove_kernel(kernel: SandboxedKernel) -> None:
-    """End a kernel with its sandbox. Runs on the background loop."""
-    await kernel.remove()
+    """End a kernel with its sandbox, or pause that (``pause_on_exit``). Runs on the background
+    loop."""
+    await kernel.leave()
     _ours.pop(kernel.handle.name, None)
 
 

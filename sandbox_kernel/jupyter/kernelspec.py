@@ -26,6 +26,7 @@ from typing import Any
 from jupyter_client.kernelspec import KernelSpecManager
 
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.spec import SandboxSpec, check_name
 
@@ -61,6 +62,7 @@ def write_kernelspec(
     display_name: str | None = None,
     backend: str = "local",
     spec_config: Mapping[str, Any] | None = None,
+    pausing: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
     language: str = "python",
     launcher: bool = False,
@@ -70,13 +72,15 @@ def write_kernelspec(
     """Install a kernelspec and return its folder. A spec of ours with that name is replaced.
 
     ``spec_config`` has the keys of SandboxSpec and is validated before anything is written.
+    ``pausing`` adds when the sandbox is paused (``KernelConfiguration``).
     ``argv`` is the kernel's command line in the sandbox, for kernels other than ipykernel, with
     their ``language``. The spec goes into this interpreter's environment unless ``prefix`` names
     another one or ``user`` asks for the user's own Jupyter folder.
 
     Raises SpecError for a wrong request and if another project's kernelspec has that name.
     """
-    config = _checked_config(backend, spec_config or {})
+    config = {**_checked_config(backend, spec_config or {}), **(pausing or {})}
+    read_configuration(config, default_name="kernel", environ={}, where="the kernelspec")
     name = check_name(name or default_name(backend), "A kernel name")
     if user and prefix is not None:
         raise SpecError("A kernelspec goes to the user's folder or to a prefix, not to both.")

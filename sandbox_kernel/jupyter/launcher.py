@@ -22,6 +22,7 @@ from typing import Any
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
+from sandbox_kernel.jupyter.idle import accompany
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -108,6 +109,7 @@ class Launcher:
                 connection=hosting.guest_connection(connection),
                 transport=self._configuration.guest_transport,
             )
+            accompany(kernel, self._configuration, connection)
             self._kernel = kernel
             return await kernel.wait()
         except asyncio.CancelledError:

@@ -38,6 +38,7 @@ from sandbox_kernel.jupyter.configuration import (
     check_keys,
     read_configuration,
 )
+from sandbox_kernel.jupyter.idle import accompany
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
@@ -55,6 +56,9 @@ class SandboxProvisioner(KernelProvisionerBase):
     backend = _setting("backend")
     guest_transport = _setting("guest_transport")
     keep_on_exit = _setting("keep_on_exit")
+    pause_on_exit = _setting("pause_on_exit")
+    idle_pause_seconds = _setting("idle_pause_seconds")
+    recreate = _setting("recreate")
     warm_start = _setting("warm_start")
     pool_size = _setting("pool_size")
     pool_idle_seconds = _setting("pool_idle_seconds")
@@ -71,8 +75,10 @@ class SandboxProvisioner(KernelProvisionerBase):
     python = _setting("python")
     secrets = _setting("secrets")
     egress = _setting("egress")
+    options = _setting("options")
     labels = _setting("labels")
     lease_seconds = _setting("lease_seconds")
+    delete_after_seconds = _setting("delete_after_seconds")
     start_timeout = _setting("start_timeout")
 
     def __init__(self, **kwargs: Any) -> None:
@@ -137,12 +143,19 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def kill(self, restart: bool = False) -> None:
         if self._kernel is None:
             return
+        if self._kernel.tunnel.paused and not restart:
+            # It need not be resumed, which costs money, only to end.
+            return await run(self._give_up(self._kernel))
         try:
             await run(self._kernel.send_signal(signal.SIGKILL))
         except SandboxTimeout as error:
             # The sandbox does not answer. What must die dies with it.
             self.log.warning("%s The whole sandbox is killed instead.", error)
             await run(self._kernel.handle.kill())
+
+    @staticmethod
+    async def _give_up(kernel: SandboxedKernel) -> None:
+        kernel.give_up()
 
     async def terminate(self, restart: bool = False) -> None:
         await self.send_signal(signal.SIGTERM)
@@ -229,6 +242,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             transport=configuration.guest_transport,
             warm=configuration.warm_start,
         )
+        accompany(kernel, configuration, self.connection_info)
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -260,6 +274,11 @@ class SandboxProvisioner(KernelProvisionerBase):
             else:
                 self.log.warning("Sandbox %s had ended (%s) and was started again.", name, reason)
                 return
+        if lost.client.capabilities.hosted and not self.configuration().recreate:
+            raise SandboxGone(
+                f"{reason} A hosted sandbox is not made anew by itself: start a new kernel, or "
+                f"set recreate."
+            )
         self.log.warning(
             "Sandbox %s is gone (%s). The kernel is restarted in a new one; files of the old one, "
             "if the backend still has them, are kept until `sandbox-kernel rm %s`.",
@@ -334,6 +353,7 @@ class SandboxProvisioner(KernelProvisionerBase):
                     f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
                 )
             kernel.listen(hosting.addresses(self.connection_info), self._folder)
+            accompany(kernel, self.configuration(), self.connection_info)
         except BaseException:
             await kernel.detach()
             raise

@@ -63,6 +63,13 @@ class Capabilities:
     python: bool = False
     secrets: bool = False
     egress: bool = False
+    """Rules that allow single hosts, by name; nothing else gets out."""
+    egress_parts: frozenset[str] = frozenset()
+    """Which of ``sandbox_kernel.egress.PARTS`` are enforced besides."""
+    options: bool = False
+    delete_after_seconds: bool = False
+    hosted: bool = False
+    """It runs elsewhere and costs money: it is never made anew without being asked for."""
     byte_exact_streams: bool = False
     reattach: bool = False
     pause: bool = False
@@ -74,7 +81,7 @@ class Capabilities:
     memory: bool = False
     fork: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Field name -> why it is refused and what to do instead."""
+    """Field name (``egress.ports`` for a rule's) -> why it is refused and what to do instead."""
 
     def check(self, spec: SandboxSpec, backend: str) -> None:
         """Refuse a spec that asks for more than this backend enforces (invariant: no silent
@@ -90,14 +97,23 @@ class Capabilities:
             "readable",
             "python",
             "secrets",
-            "egress",
+            "options",
+            "delete_after_seconds",
         ):
-            if getattr(spec, name) not in (None, ()) and not getattr(self, name):
-                why = self.notes.get(name, "Leave it out, or choose a backend that has it.")
-                raise SpecRefused(
-                    f"Sandbox {spec.name!r} was not created: the backend {backend!r} cannot "
-                    f"enforce {name}={getattr(spec, name)!r}. {why}"
-                )
+            if getattr(spec, name) not in (None, (), {}) and not getattr(self, name):
+                raise self._refused(spec, backend, f"{name}={getattr(spec, name)!r}", name)
+        if spec.egress and not self.egress:
+            raise self._refused(spec, backend, f"egress={spec.egress.to_json()!r}", "egress")
+        if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
+            field_name = beyond.partition("=")[0].partition(".")[2]
+            raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+
+    def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
+        why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
+        return SpecRefused(
+            f"Sandbox {spec.name!r} was not created: the backend {backend!r} cannot enforce "
+            f"{what}. {why}"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,8 @@ class SandboxInfo:
     id: str
     backend: str
     status: str
-    """``running``, ``paused``, ``stopped`` or ``gone``."""
+    """``running``, ``paused``, ``stopped``, ``gone``, or ``unknown`` if the provider's word for it
+    is none that we know."""
     created: float
     limits: Mapping[str, str] = field(default_factory=dict)
     """Spec field -> the value in force and by what, e.g. ``"512 MiB (cgroup v2)"``."""
@@ -144,6 +161,8 @@ class ExecStream(ABC):
     """A connected, byte-exact duplex socket that *is* the command's stdin and stdout, if the
     backend can give one (``open_stream(..., duplex=True)``). Whoever takes it must not use
     ``read`` and ``write``; ``close`` still closes it."""
+    write_ahead: int | None = None
+    """Bytes that may wait for ``write``, if it is slow: what is urgent waits behind them."""
 
     @abstractmethod
     async def read(self) -> bytes:
@@ -212,8 +231,8 @@ class SandboxHandle(ABC):
         """Start a command and give its streams. ``argv`` is never parsed by a shell.
 
         ``tty`` (rows, columns) gives it a terminal. ``duplex`` asks for ``ExecStream.socket``,
-        which a backend may not have. Raises ExecFailed if the command cannot be started and
-        SandboxGone if the sandbox has ended.
+        which a backend may not have. Raises ExecFailed if the command cannot be started,
+        SandboxGone if the sandbox has ended and SandboxPaused if it is paused.
         """
 
     @abstractmethod
@@ -269,6 +288,12 @@ class SandboxHandle(ABC):
             f"do it. `sandbox-kernel doctor` lists what each backend can."
         )
 
+    @property
+    def agent_lease(self) -> float:
+        """Seconds after which the agent ends when nobody is attached. A backend whose provider
+        pauses a sandbox at the end of its lease gives more: the kernel is to be paused, too."""
+        return self.spec.lease_seconds
+
     def guest_argv(self, *arguments: str) -> Sequence[str]:
         """The command line that runs the guest program (``sandbox_kernel/guest``) in here.
 
@@ -287,7 +312,7 @@ class SandboxHandle(ABC):
     async def upload(self, folder: str, target: str) -> None:
         """Put the files of a host folder into a folder of the sandbox, which is made if need be.
         The default sends a tar archive through an exec's stdin; the sandbox needs Python."""
-        archive = await asyncio.to_thread(_packed, folder)
+        archive = await asyncio.to_thread(packed, folder)
         arguments = ["-I", "-c", _UNPACK, target]
         result = await self.exec(self.python or "python3", arguments, stdin=archive, timeout=600)
         if not result.ok:
@@ -342,6 +367,10 @@ class SandboxClient(ABC):
 
     backend: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+
+    def check(self, spec: SandboxSpec) -> None:
+        """SpecRefused for what this backend cannot enforce. Touches nothing."""
+        self.capabilities.check(spec, self.backend)
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
@@ -423,11 +452,12 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
 """
 
 
-def _packed(folder: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+def packed(folder: str) -> bytes:
+    """The files of a host folder as a tar archive, compressed."""
+    archived = io.BytesIO()
+    with tarfile.open(fileobj=archived, mode="w:gz", compresslevel=6) as archive:
         archive.add(folder, arcname=".", filter=_owned_by_nobody_in_particular)
-    return packed.getvalue()
+    return archived.getvalue()
 
 
 def _owned_by_nobody_in_particular(entry: tarfile.TarInfo) -> tarfile.TarInfo:

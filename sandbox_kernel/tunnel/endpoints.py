@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Callable
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.guest.peer import Peer
@@ -30,15 +31,22 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 
 
 class Endpoint:
-    """One listening socket. ``address`` is the path of a Unix socket, or (ip, port) for TCP."""
+    """One listening socket. ``address`` is the path of a Unix socket, or (ip, port) for TCP.
+    ``on_input`` is called whenever a client has sent something."""
 
     def __init__(
-        self, peer: Peer, address: str | tuple[str, int], target: str, priority: int
+        self,
+        peer: Peer,
+        address: str | tuple[str, int],
+        target: str,
+        priority: int,
+        on_input: Callable[[], object] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._target = target
         self._priority = priority
+        self._on_input = on_input
         self._pumps: set[Pump] = set()
         self._address = address
         self._listener = _listen(address)
@@ -80,7 +88,9 @@ class Endpoint:
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = self._peer.mux.open(self._target, self._priority)
-        self._pumps.add(Pump(self._loop, self._peer, stream, connection, self._pumps.discard))
+        self._pumps.add(
+            Pump(self._loop, self._peer, stream, connection, self._pumps.discard, self._on_input)
+        )
         self._peer.flush_soon()
 
     def _pause(self) -> None:

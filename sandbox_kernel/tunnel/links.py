@@ -47,6 +47,7 @@ class StreamLink:
         self.on_closed: Callable[[], object] = lambda: None
         self.closed = False
         self._stream = stream
+        self._most = stream.write_ahead or LINK_BUFFER
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._more = asyncio.Event()
@@ -61,7 +62,7 @@ class StreamLink:
 
     @property
     def room(self) -> int:
-        return 0 if self.closed else max(0, LINK_BUFFER - self._pending_bytes)
+        return 0 if self.closed else max(0, self._most - self._pending_bytes)
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         if not self.closed:

@@ -3,6 +3,10 @@
 When a link breaks, the tunnel makes a new one, for as long as the sandbox can still be there. It
 ends, with a reason, when the sandbox is gone, when the agent refuses the session, when the far
 side breaks the protocol, or when it is closed.
+
+A sandbox that is paused is left so: the tunnel sleeps until a client sends something that is no
+heartbeat, or the caller wants the sandbox; then it resumes it. If somebody else does that, it goes
+on, too. What clients have sent meanwhile waits, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
     SandboxNotFound,
+    SandboxPaused,
     SessionRefused,
     TunnelError,
 )
@@ -33,6 +38,10 @@ from sandbox_kernel.tunnel.links import codec_for, connect
 FIRST_ATTEMPTS, AT_ONCE = 3, 5.0
 FIRST_DELAY, MAX_DELAY = 0.05, 5.0
 ALIVE_INTERVAL = 5.0
+PAUSED_INTERVAL = 5.0
+"""Seconds between two looks at a paused sandbox that somebody else may resume."""
+_HEARTBEATS = ("kernel:hb",)
+"""What asks only whether somebody is there: no reason to resume a sandbox, which costs money."""
 _FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError)
 
 
@@ -65,6 +74,11 @@ class Tunnel:
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
         self._lost = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self.paused = False
+        """The sandbox is paused, and the tunnel waits for a reason to resume it."""
+        self.last_input = self._loop.time()
+        """When a client has last sent something that is no heartbeat."""
         self._delay = 0.0
         self._connected_at = self._loop.time()
         self._received_before = 0
@@ -100,9 +114,25 @@ class Tunnel:
 
     def listen(self, address: str | tuple[str, int], target: str, priority: int) -> Endpoint:
         """Forward each connection to ``address`` to ``target`` in the sandbox."""
-        endpoint = Endpoint(self._peer, address, target, priority)
+        on_input = None if target in _HEARTBEATS else self._input
+        endpoint = Endpoint(self._peer, address, target, priority, on_input)
         self._endpoints.append(endpoint)
         return endpoint
+
+    def want(self) -> None:
+        """Resume the sandbox if it is paused."""
+        self._wanted.set()
+
+    def sleep(self) -> None:
+        """The caller is about to pause the sandbox: give the link up until it is wanted again."""
+        self._wanted.clear()
+        self.paused = True
+        self.cut()
+
+    def _input(self) -> None:
+        self.last_input = self._loop.time()
+        if self.paused:
+            self._wanted.set()
 
     def close_endpoints(self) -> None:
         for endpoint in self._endpoints:
@@ -152,7 +182,7 @@ class Tunnel:
             await self._reconnect()
 
     async def _reconnect(self) -> None:
-        patience = self._handle.spec.lease_seconds + 60
+        patience = self._handle.agent_lease + 60
         deadline = self._loop.time() + patience
         lasted = self._loop.time() - self._connected_at > ALIVE_INTERVAL
         if lasted or self._peer.session.received > self._received_before:
@@ -161,10 +191,21 @@ class Tunnel:
             await asyncio.sleep(self._delay)
             self._delay = min(MAX_DELAY, 2 * self._delay or FIRST_DELAY)
             try:
+                if self.paused:
+                    await self._wait_until_wanted()
                 await self._connect()
+                self.paused = False
             except _FINAL as error:
                 return self._end(error)
+            except SandboxPaused as error:
+                if not self.paused:
+                    self._log.info("%s Its kernel waits.", error)
+                    self._wanted.clear()
+                    self.paused = True
+                self._delay, deadline = 0.0, self._loop.time() + patience
             except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
+                if self.paused:
+                    deadline = self._loop.time() + patience  # it does not run out meanwhile
                 if self._loop.time() > deadline:
                     return self._end(
                         SandboxGone(
@@ -175,6 +216,18 @@ class Tunnel:
                 self._log.debug("sandbox %s: %s; trying again", self._handle.name, error)
             else:
                 self.reconnects += 1
+                return
+
+    async def _wait_until_wanted(self) -> None:
+        """Return when the sandbox runs again, by us or by somebody else."""
+        while True:
+            try:
+                await asyncio.wait_for(self._wanted.wait(), PAUSED_INTERVAL)
+            except asyncio.TimeoutError:
+                if (await self._handle.info()).status != "paused":
+                    return
+            else:
+                await self._handle.resume()
                 return
 
     def _link_lost(self, why: str) -> None:

@@ -13,13 +13,14 @@ from sandbox_kernel import __version__
 from sandbox_kernel.cli import main
 from sandbox_kernel.cli.parser import parse, spec_values
 from sandbox_kernel.cli.text import age, table
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.text import printable
 
 from .running import Cli
 
 COMMANDS = (
-    *("install", "uninstall", "list", "doctor", "ps", "rm"),
+    *("install", "uninstall", "list", "doctor", "ps", "rm", "pause", "resume"),
     *("logs", "exec", "shell", "run", "launch", "image", "completion"),
 )
 
@@ -103,7 +104,7 @@ def test_options_become_a_spec() -> None:
     spec = SandboxSpec.from_mapping(values)
     assert (spec.memory_mib, spec.cpus) == (512, 0.5)
     assert spec.env == {"A": "1", "B": "x=y"}
-    assert spec.egress == ("a.org", "b.org")
+    assert spec.egress == EgressPolicy.of("a.org", "b.org")
 
 
 def test_paths_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,12 @@ class Row:
     """Ends a sandbox behind the backend's back, where the test can."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Values for limits, where the backend does not take the suite's own."""
+    emulator: str = ""
+    """The package below tests/emulators that stands in for the service."""
+    key: str = ""
+    """The variable with the service's API key: where it is set, `-m live` uses the service."""
+    lease_pauses: bool = False
+    """The end of a lease pauses the sandbox instead of ending it."""
 
 
 ROWS = {
@@ -76,6 +82,32 @@ ROWS = {
                 }
             ),
             crash=_kill_first_process,
+        ),
+        Row(
+            "superserve",
+            capabilities=frozenset(
+                {
+                    *("image", "secrets", "egress", "delete_after_seconds", "hosted"),
+                    *("byte_exact_streams", "reattach", "pause", "restart"),
+                    *("snapshot", "memory", "fork"),
+                }
+            ),
+            emulator="superserve",
+            key="SUPERSERVE_API_KEY",
+            lease_pauses=True,
+        ),
+        Row(
+            "islo",
+            capabilities=frozenset(
+                {
+                    *("image", "memory_mib", "cpus", "disk_mib", "egress", "options", "hosted"),
+                    *("byte_exact_streams", "reattach", "pause", "restart"),
+                }
+            ),
+            emulator="islo",
+            key="ISLO_API_KEY",
+            lease_pauses=True,
+            limits={"disk_mib": 2048},
         ),
     )
 }

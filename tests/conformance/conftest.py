@@ -3,6 +3,10 @@
     pytest tests/conformance                       all backends that are usable here
     pytest tests/conformance --backend NAME        this one, and it is an error if it is not usable
     pytest tests/conformance --backend NAME --backend-spec '{"image": "python:3.12"}'
+    pytest tests/conformance -m live               hosted services whose API key is set, for real
+
+A hosted service is emulated (tests/emulators), unless ``-m live`` asks for the real one: that costs
+money, so a run makes a bounded number of sandboxes there, and deletes all that carry its label.
 
 A test that is a coroutine runs on the background loop, where the handles live; a plain one is a
 Jupyter client, which has a loop of its own.
@@ -30,6 +34,7 @@ from sandbox_kernel.sandboxes.base import Capabilities, SandboxClient, SandboxHa
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 
+from ..emulators.running import Running, started
 from .backends import Row, row
 
 T = TypeVar("T")
@@ -41,10 +46,20 @@ SCALE = 1 if PATIENCE <= 1 else 10
 """By how much less data the tests send where sending takes longer."""
 
 
+LIVE = "live "
+BUDGET = int(os.environ.get("SANDBOX_KERNEL_LIVE_BUDGET", "80"))
+"""Most sandboxes that a run makes at a hosted service."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         names = metafunc.config.getoption("--backend", None) or backend_names()
-        metafunc.parametrize("backend", names, indirect=True, scope="session")
+        live = [
+            pytest.param(LIVE + name, marks=pytest.mark.live)
+            for name in names
+            if row(name).key and os.environ.get(row(name).key)
+        ]
+        metafunc.parametrize("backend", [*names, *live], indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +93,7 @@ class Backend:
     client: SandboxClient
     row: Row
     prefix: str
+    emulator: Running | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -121,29 +137,62 @@ def own_folders() -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+@contextlib.contextmanager
+def service(found: Row, live: bool) -> Iterator[Running | None]:
+    """The service of a hosted backend: its emulator, or itself with a label of this run's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOX_KERNEL_LABEL", f"conformance-{secrets.token_hex(4)}")
+        if live or not found.emulator:
+            yield None
+            return
+        with started(found.emulator) as running:
+            for name, value in running.env.items():
+                patch.setenv(name, value)
+            yield running
+
+
+def on_a_budget(client: SandboxClient) -> None:
+    """The client of a real service makes only so many sandboxes in this run."""
+    made = 0
+    create = client.create
+
+    async def counted(spec: SandboxSpec) -> SandboxHandle:
+        nonlocal made
+        made += 1
+        if made > BUDGET:
+            pytest.fail(f"The run would make more than {BUDGET} sandboxes; see BUDGET.")
+        return await create(spec)
+
+    client.create = counted  # type: ignore[method-assign]
+
+
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backend]:
     """Each backend in turn. When all tests are done, none of their sandboxes may be left."""
-    name = request.param
+    live = request.param.startswith(LIVE)
+    name = request.param.removeprefix(LIVE)
     named = request.config.getoption("--backend", None) is not None
-    try:
-        client = load_backend(name)
-        problems = [f"{d.what}: {d.fix}" for d in finish(client.diagnose()) if d.ok is False]
-    except SandboxError as error:
-        problems = [str(error)]
-    if problems:
-        message = f"The backend {name!r} cannot be used here. {' '.join(problems)}"
-        pytest.fail(message) if named else pytest.skip(message)
-    extra = request.config.getoption("--backend-spec", None) or {}
     found = row(name)
-    found = replace(found, spec={**found.spec, **extra})
-    made = Backend(client, found, f"conformance-{secrets.token_hex(4)}")
-    yield made
-    left = finish(made.names())
-    for leftover in left:
-        finish(client.remove(leftover))
-    finish(client.close())
-    assert not left, f"The tests left sandboxes behind: {sorted(left)}"
+    with service(found, live) as emulator:
+        try:
+            client = load_backend(name)
+            problems = [f"{d.what}: {d.fix}" for d in finish(client.diagnose()) if d.ok is False]
+        except SandboxError as error:
+            problems = [str(error)]
+        if problems:
+            message = f"The backend {name!r} cannot be used here. {' '.join(problems)}"
+            pytest.fail(message) if named or found.emulator else pytest.skip(message)
+        extra = request.config.getoption("--backend-spec", None) or {}
+        found = replace(found, spec={**found.spec, **extra})
+        made = Backend(client, found, f"conformance-{secrets.token_hex(4)}", emulator)
+        if live:
+            on_a_budget(client)
+        yield made
+        left = finish(made.names())
+        for leftover in finish(client.list()) if live else left:
+            finish(client.remove(leftover))
+        finish(client.close())
+        assert not left, f"The tests left sandboxes behind: {sorted(left)}"
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ FIELDS: dict[str, Any] = {
     "readable": ["/usr/share"],
     "python": sys.executable,
     "secrets": ["token"],
+    "delete_after_seconds": 3600,
     "egress": ["data.example"],
 }
 LIMITS = ("memory_mib", "cpus", "processes", "open_files", "disk_mib")
@@ -327,7 +328,8 @@ async def test_other_processes_see_the_list(backend: Backend) -> None:
 
 
 async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
-    """Nobody is attached for ``lease_seconds``: the sandbox ends by itself, and says so."""
+    """Nobody is attached for ``lease_seconds``: the sandbox ends (or is paused) by itself, and
+    says so."""
     name = await create_and_die(backend, lease_seconds=1.5 * PATIENCE)
 
     async def ended() -> bool:
@@ -339,7 +341,9 @@ async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
     try:
         # Asking is no attachment: it must not keep the sandbox alive.
         await until(ended)
-        if name in await backend.names():
+        if backend.row.lease_pauses:
+            assert (await (await backend.client.get(name)).info()).status == "paused"
+        elif name in await backend.names():
             with pytest.raises(SandboxGone, match="lease"):
                 await (await backend.client.get(name)).exec("true", timeout=LIMIT)
     finally:

@@ -8,6 +8,7 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
 from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options, spec_values
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.jupyter.configuration import OWN_HELP, read_configuration
 
 
 def add(commands: Commands) -> None:
@@ -47,6 +48,11 @@ def add(commands: Commands) -> None:
     place.add_argument(
         "--prefix", metavar="FOLDER", help="install there (default: this Python's environment)"
     )
+    pausing = parser.add_argument_group("hosted sandboxes and microVMs that can be paused")
+    pausing.add_argument("--pause-on-exit", action="store_true", help=OWN_HELP["pause_on_exit"])
+    pausing.add_argument(
+        "--idle-pause-seconds", metavar="SECONDS", type=float, help=OWN_HELP["idle_pause_seconds"]
+    )
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
     add_spec_options(parser, leave_out=["name"])
 
@@ -54,13 +60,17 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from sandbox_kernel.jupyter.hosting import check_pausing
     from sandbox_kernel.jupyter.kernelspec import write_kernelspec
     from sandbox_kernel.sandboxes.backends import load_backend
     from sandbox_kernel.spec import SandboxSpec
 
     values = spec_values(arguments)
     spec = SandboxSpec.from_mapping(values, where="the command line")
-    load_backend(arguments.backend).capabilities.check(spec, arguments.backend)
+    client = load_backend(arguments.backend)
+    client.check(spec)
+    pausing = _pausing(arguments)
+    check_pausing(read_configuration(pausing, default_name="kernel"), client)
     if not arguments.unchecked:
         checks = foreground.run(diagnose(arguments.backend))
         problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
@@ -74,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         display_name=arguments.display_name,
         backend=arguments.backend,
         spec_config=values,
+        pausing=pausing,
         argv=arguments.command or None,
         language=arguments.language or "python",
         launcher=arguments.launcher,
@@ -86,3 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"  jupyter console --kernel {name}")
     print(f"  jupyter execute --kernel_name={name} notebook.ipynb")
     return 0
+
+
+def _pausing(arguments: argparse.Namespace) -> dict[str, object]:
+    given = {
+        "pause_on_exit": arguments.pause_on_exit or None,
+        "idle_pause_seconds": arguments.idle_pause_seconds,
+    }
+    return {key: value for key, value in given.items() if value is not None}

@@ -24,8 +24,9 @@ def add(commands: Commands) -> None:
         details="KERNEL is the process id of the kernel in the sandbox, 'yes' if\nthere is one "
         "whose id is not known, or '-'. With --json: a list of objects with the keys\nname, "
         "backend, id, status (running, paused, stopped, gone), created (seconds since 1970),\n"
-        "kernel (true, false), kernel_pid (or null), limits, oom_kills, last_kill. Backends that\n"
-        "do not answer are noted on stderr.",
+        "kernel (true, false), kernel_pid (or null), elsewhere (true: another machine made it,\n"
+        "under the same $SANDBOX_KERNEL_LABEL), limits, oom_kills, last_kill. Backends that do\n"
+        "not answer are noted on stderr.",
         examples=("ps", "ps --all", "ps --json | jq -r '.[].name'"),
     )
     parser.add_argument("-a", "--all", action="store_true", help="also those that have stopped")
@@ -62,6 +63,7 @@ def _plain(sandbox: Found) -> dict[str, object]:
         "created": info.created,
         "kernel": sandbox.has_kernel and sandbox.running,
         "kernel_pid": sandbox.kernel_pid if sandbox.running else None,
+        "elsewhere": sandbox.elsewhere,
         "limits": dict(info.limits),
         "oom_kills": info.oom_kills,
         "last_kill": info.last_kill,
@@ -71,6 +73,7 @@ def _plain(sandbox: Found) -> dict[str, object]:
 def _row(sandbox: Found) -> tuple[str, ...]:
     info = sandbox.info
     kernel = str(sandbox.kernel_pid or "yes") if sandbox.has_kernel and sandbox.running else "-"
+    kernel = "elsewhere" if sandbox.elsewhere else kernel
     # By what a limit is held stands in brackets, and in --json.
     limits = (
         f"{field.removesuffix('_mib').replace('_', ' ')} {words.partition(' (')[0]}"

@@ -22,7 +22,8 @@ def add(commands: Commands) -> None:
         details="A sandbox that is named is removed\nwhether it runs or not: naming it is clear "
         "enough. --all leaves sandboxes with a running\nkernel alone unless --force is given, and "
         "asks first on a terminal. A sandbox that is not\nthere counts as removed. Named "
-        "workspaces (--workspace) are kept.",
+        "workspaces (--workspace) are kept,\nand so are sandboxes of other machines, unless they "
+        "are named.",
         usage="NAME... | --all [--force]",
         examples=("rm kernel-1a2b3c4d", "rm --all", "rm --all --force"),
     )
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [
         sandbox
         for sandbox in foreground.run(survey(note))
-        if arguments.backend in (None, sandbox.info.backend)
+        if arguments.backend in (None, sandbox.info.backend) and not sandbox.elsewhere
     ]
     spared = [s for s in found if s.has_kernel and s.running and not arguments.force]
     doomed = [s for s in found if s not in spared]

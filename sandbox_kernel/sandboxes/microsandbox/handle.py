@@ -15,6 +15,7 @@ from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
     SandboxNotFound,
+    SandboxPaused,
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record, Records
@@ -115,7 +116,7 @@ class MicrosandboxHandle(SandboxHandle):
         if self._connection is None:
             found = await sdk.Sandbox.get(self._vm)
             if str(found.status) == "paused":
-                raise SandboxError(f"Sandbox {self.name!r} is paused; resume it first.")
+                raise SandboxPaused(f"Sandbox {self.name!r} is paused; resume it first.")
             self._connection = await asyncio.wait_for(found.connect(), _CONNECT_TIMEOUT)
         return self._connection
 

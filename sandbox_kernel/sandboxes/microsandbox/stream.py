@@ -9,52 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.pieces import Pieces
 
-BUFFER = 512 * 1024
-"""Bytes of each of stdout and stderr that wait here for a reader."""
 _PIECE = 64 * 1024
 _CLOSE_TIMEOUT = 10.0
 _KILLED_BY_SIGNAL = -1
-
-
-class _Output:
-    """Pieces on their way to a reader, with a bound."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-        self._ended = False
-        self._changed = asyncio.Condition()
-
-    async def put(self, data: bytes) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._size < BUFFER or self._ended)
-            if not self._ended:
-                self._pieces.append(data)
-                self._size += len(data)
-                self._changed.notify_all()
-
-    async def get(self) -> bytes:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._pieces or self._ended)
-            if not self._pieces:
-                return b""
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self._size = 0
-            self._changed.notify_all()
-            return data
-
-    async def end(self) -> None:
-        async with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 class MicrosandboxStream(ExecStream):
@@ -72,7 +36,7 @@ class MicrosandboxStream(ExecStream):
         self._pid = pid
         self._signal_of = signal_of
         self._why_broken = why_broken
-        self._out, self._err = _Output(), _Output()
+        self._out, self._err = Pieces(), Pieces()
         self._code: int | None = None
         self._failure: SandboxError | None = None
         self._over = asyncio.Event()

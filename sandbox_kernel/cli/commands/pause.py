@@ -1,0 +1,63 @@
+"""``sandbox-kernel pause`` and ``resume``: freeze sandboxes with all that runs, and go on."""
+
+from __future__ import annotations
+
+import argparse
+
+from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.commands.ps import note
+from sandbox_kernel.cli.find import sandbox
+from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.text import printable
+
+
+def add(commands: Commands) -> None:
+    pausing = add_command(
+        commands,
+        "pause",
+        run_pause,
+        "freeze sandboxes, with their memory",
+        details="A kernel in a paused sandbox\nwaits: nothing is lost, and the next cell that is "
+        "run resumes it. A hosted sandbox costs\nno computing time while it is paused. Pausing "
+        "one that is paused is no error.",
+        examples=("pause kernel-1a2b3c4d",),
+    )
+    resuming = add_command(
+        commands,
+        "resume",
+        run_resume,
+        "let paused sandboxes go on",
+        details="One that was stopped is started\nagain, with its files, where the backend can. "
+        "One that runs is left alone.",
+        examples=("resume kernel-1a2b3c4d",),
+    )
+    for parser in (pausing, resuming):
+        parser.add_argument("names", nargs="+", metavar="NAME", help="as `ps` shows it")
+        add_which_backend(parser)
+
+
+def run_pause(arguments: argparse.Namespace) -> int:
+    return _each("pause", arguments)
+
+
+def run_resume(arguments: argparse.Namespace) -> int:
+    return _each("resume", arguments)
+
+
+def _each(what: str, arguments: argparse.Namespace) -> int:
+    failed = False
+    for name in arguments.names:
+        try:
+            foreground.run(_do(what, name, arguments.backend))
+        except (SandboxError, OSError) as error:
+            note(str(error))
+            failed = True
+        else:
+            print(printable(name))
+    return 1 if failed else 0
+
+
+async def _do(what: str, name: str, backend: str | None) -> None:
+    async with sandbox(name, backend) as (_, handle):
+        await (handle.pause() if what == "pause" else handle.resume())

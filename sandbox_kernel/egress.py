@@ -1,0 +1,306 @@
+"""Egress rules: which hosts a sandbox may reach, and how.
+
+``SandboxSpec.egress`` holds an EgressPolicy: rules in order, of which the first that matches a
+request decides, and a default action for what none matches. Nothing given means deny all. The
+policy is validated when it is read; a backend that cannot enforce a part of it exactly refuses it
+by name (``unenforceable``), and one that can translates it. ``EgressPolicy.decide`` is what a
+policy means; translations are tested against it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sandbox_kernel.errors import SpecError
+
+ALLOW, DENY = "allow", "deny"
+PARTS = {
+    "wildcard": "a host pattern such as *.data.example",
+    "address": "an address or a network in place of a host name",
+    "ports": "ports",
+    "methods": "HTTP methods",
+    "path": "a path pattern",
+    "rate_limit_rpm": "a rate limit",
+    "deny": "a rule that denies",
+    "default": "the default action allow",
+}
+"""What a rule or policy may ask for beyond "allow this host"; Capabilities.egress_parts names
+those that a backend enforces."""
+
+_FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
+MAX_RULES = 256
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
+_PATH = re.compile(r"/[\x21-\x7e]{0,1023}")
+_SHORT = re.compile(r"(?P<deny>!)?(?P<host>\[[^\]]+\]|[^:\s]+|[0-9a-fA-F:./]+?)(:(?P<port>\d+))?")
+_ACTIONS = (ALLOW, DENY)
+
+
+@dataclass(frozen=True)
+class EgressRule:
+    """What to do with requests to some hosts. Empty ports, methods and path match all."""
+
+    host: str
+    """A host name, ``*.name`` for all names below it (not itself), ``*`` for every host, or an
+    address or network (``192.0.2.0/24``)."""
+    action: str = ALLOW
+    ports: tuple[int, ...] = ()
+    methods: tuple[str, ...] = ()
+    path: str = ""
+    """Pattern of the path without the query; ``*`` stands for any characters."""
+    rate_limit_rpm: int | None = None
+    """Most requests a minute that this rule lets through."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", _host(self.host))
+        if self.action not in _ACTIONS:
+            raise _wrong(self, "action", "is 'allow' or 'deny'", self.action)
+        object.__setattr__(self, "ports", _ports(self))
+        object.__setattr__(self, "methods", _methods(self))
+        if self.path and (not isinstance(self.path, str) or not _PATH.fullmatch(self.path)):
+            raise _wrong(self, "path", "is a pattern that begins with /, such as /v1/*", self.path)
+        limit = self.rate_limit_rpm
+        if limit is not None:
+            if type(limit) is not int or not 0 < limit <= 1_000_000:
+                raise _wrong(self, "rate_limit_rpm", "is a whole number from 1", limit)
+            if self.action == DENY:
+                raise _wrong(self, "rate_limit_rpm", "belongs to a rule that allows", limit)
+
+    @property
+    def is_address(self) -> bool:
+        return _network(self.host) is not None
+
+    def matches(self, host: str, port: int, method: str, path: str) -> bool:
+        """Whether the rule is about this request. A host name never matches an address."""
+        return (
+            self._matches_host(host)
+            and (not self.ports or port in self.ports)
+            and (not self.methods or method.upper() in self.methods)
+            and (not self.path or _glob(self.path).fullmatch(path) is not None)
+        )
+
+    def _matches_host(self, host: str) -> bool:
+        if self.host == "*":
+            return True
+        network, address = _network(self.host), _network(host)
+        if network is not None:
+            return address is not None and address.network_address in network
+        host = host.lower().rstrip(".")
+        if self.host.startswith("*."):
+            return address is None and host.endswith(self.host[1:]) and host != self.host[2:]
+        return host == self.host
+
+    def parts(self) -> Iterator[str]:
+        """Which of ``PARTS`` this rule asks for."""
+        if "*" in self.host:
+            yield "wildcard"
+        if self.is_address:
+            yield "address"
+        for name in ("ports", "methods", "path", "rate_limit_rpm"):
+            if getattr(self, name):
+                yield name
+        if self.action == DENY:
+            yield "deny"
+
+    def to_json(self) -> str | dict[str, Any]:
+        """The shortest form that ``EgressPolicy.read`` takes: a string where that is enough."""
+        plain: dict[str, Any] = {"host": self.host}
+        for item in fields(self)[1:]:
+            value = getattr(self, item.name)
+            if value != item.default:
+                plain[item.name] = list(value) if isinstance(value, tuple) else value
+        return self.host if len(plain) == 1 else plain
+
+
+@dataclass(frozen=True)
+class EgressPolicy:
+    """Rules in order, the first match decides, and what happens to the rest."""
+
+    rules: tuple[EgressRule, ...] = ()
+    default: str = DENY
+
+    def __post_init__(self) -> None:
+        if self.default not in _ACTIONS:
+            raise SpecError(f"egress: default is 'allow' or 'deny', not {self.default!r}.")
+        if len(self.rules) > MAX_RULES:
+            raise SpecError(f"egress has {len(self.rules)} rules; at most {MAX_RULES} are taken.")
+
+    @property
+    def deny_all(self) -> bool:
+        """No request can pass: the sandbox needs no network at all."""
+        return self.default == DENY and all(rule.action == DENY for rule in self.rules)
+
+    def __bool__(self) -> bool:
+        return not self.deny_all
+
+    def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
+        """``allow`` or ``deny`` for one request, rate limits aside."""
+        for rule in self.rules:
+            if rule.matches(host, port, method, path):
+                return rule.action
+        return self.default
+
+    def unenforceable(self, parts: Collection[str]) -> str | None:
+        """The first thing in here that needs more than ``parts`` (of ``PARTS``), as
+        ``egress[1].ports=[8443]``; None if all can be enforced. Its first word up to ``=`` names
+        the field."""
+        for number, rule in enumerate(self.rules):
+            for part in rule.parts():
+                if part not in parts:
+                    where = {"wildcard": "host", "address": "host", "deny": "action"}.get(
+                        part, part
+                    )
+                    value = getattr(rule, where)
+                    value = list(value) if isinstance(value, tuple) else value
+                    return f"egress[{number}].{where}={value!r} ({PARTS[part]})"
+        if self.default == ALLOW and "default" not in parts:
+            return f"egress.default='allow' ({PARTS['default']})"
+        return None
+
+    def to_json(self) -> list[Any] | dict[str, Any]:
+        """Plain JSON types; ``read`` reads them back."""
+        rules = [rule.to_json() for rule in self.rules]
+        return rules if self.default == DENY else {"default": self.default, "rules": rules}
+
+    @classmethod
+    def of(cls, *rules: str | EgressRule | Mapping[str, Any], default: str = DENY) -> EgressPolicy:
+        """A policy from hosts and rules, for use in Python."""
+        return cls(tuple(map(_rule, rules)), default)
+
+    @classmethod
+    def read(cls, value: Any) -> EgressPolicy:
+        """A policy from configuration: a list of hosts and rules, or ``{"default", "rules"}``; as
+        JSON types, as JSON text, or as words with commas or spaces between them (``HOST``,
+        ``HOST:PORT``, ``!HOST``, ``default=allow``). SpecError."""
+        if isinstance(value, EgressPolicy):
+            return value
+        if value is None:
+            return cls()
+        if isinstance(value, str):
+            value = _parsed(value) if value.lstrip()[:1] in ("[", "{") else _words(value)
+        if isinstance(value, Mapping) and not value.keys() & {"host"}:
+            unknown = value.keys() - {"default", "rules"}
+            if unknown or not isinstance(value.get("rules", []), (list, tuple)):
+                raise SpecError(
+                    f"egress takes a list of hosts and rules, or an object with the keys default "
+                    f"and rules, not {value!r}."
+                )
+            return cls.of(*value.get("rules", ()), default=value.get("default", DENY))
+        if isinstance(value, (Mapping, EgressRule)):
+            value = [value]
+        if not isinstance(value, (list, tuple)):
+            raise SpecError(f"egress takes a list of hosts and rules, not {value!r}.")
+        default, rules = DENY, []
+        for item in _items(value):
+            if isinstance(item, str) and item.startswith("default="):
+                default = item.removeprefix("default=")
+            else:
+                rules.append(item)
+        return cls.of(*rules, default=default)
+
+
+def _items(value: Iterable[Any]) -> Iterator[Any]:
+    """The items of a list; one that is JSON text (from a command line) is read."""
+    for item in value:
+        yield _parsed(item) if isinstance(item, str) and item.lstrip()[:1] == "{" else item
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text) if word]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # "[2001:db8::1]:443" begins like JSON, too.
+        if text.lstrip().startswith("[") and '"' not in text:
+            return _words(text)
+        raise SpecError(f"egress is not valid JSON: {text!r}.") from None
+
+
+def _rule(item: Any) -> EgressRule:
+    if isinstance(item, EgressRule):
+        return item
+    if isinstance(item, str):
+        found = _SHORT.fullmatch(item)
+        if found is None:
+            raise SpecError(f"egress: {item!r} is no host; HOST, HOST:PORT or !HOST is taken.")
+        port = found["port"]
+        return EgressRule(
+            host=found["host"].strip("[]"),
+            action=DENY if found["deny"] else ALLOW,
+            ports=(int(port),) if port else (),
+        )
+    if not isinstance(item, Mapping):
+        raise SpecError(f"egress takes a list of hosts and rules; {item!r} is neither.")
+    known = [f.name for f in fields(EgressRule)]
+    for key in item:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            raise SpecError(f"egress: a rule has an unknown key {key!r}. {hint}")
+    if "host" not in item:
+        raise SpecError(f"egress: a rule needs a host, '*' for all; {dict(item)!r} has none.")
+    return EgressRule(**item)
+
+
+def _host(host: Any) -> str:
+    if not isinstance(host, str):
+        raise SpecError(f"egress: a host is a string, not {host!r}.")
+    network = _network(host)
+    if network is not None:
+        single = network.prefixlen == network.max_prefixlen
+        return str(network.network_address) if single else str(network)
+    plain = host.lower().rstrip(".")
+    if plain == "*":
+        return plain
+    # What looks like an address and is none (1.2.3, 300.1.1.1) is a mistake, not a name.
+    numeric = plain.rsplit(".", 1)[-1].isdigit()
+    if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):
+        raise SpecError(
+            f"egress: {host!r} is no host. A host is a name in ASCII (data.example), *.name for "
+            f"the names below it, * for all, or an address or network; no scheme, no path."
+        )
+    return plain
+
+
+def _network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(host)
+    except ValueError:
+        return None
+
+
+def _ports(rule: EgressRule) -> tuple[int, ...]:
+    ports = rule.ports if isinstance(rule.ports, (list, tuple)) else [rule.ports]
+    for port in ports:
+        if type(port) is not int or not 0 < port < 65536:
+            raise _wrong(rule, "ports", "are whole numbers from 1 to 65535", rule.ports)
+    return tuple(sorted(set(ports)))
+
+
+def _methods(rule: EgressRule) -> tuple[str, ...]:
+    given: Any = rule.methods
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+        raise _wrong(rule, "methods", "is a list such as ['GET', 'HEAD']", given)
+    names = tuple(dict.fromkeys(name.strip().upper() for name in names if name.strip()))
+    if not all(map(_METHOD.fullmatch, names)):
+        raise _wrong(rule, "methods", "is a list such as ['GET', 'HEAD']", given)
+    return names
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+def _wrong(rule: EgressRule, key: str, takes: str, value: object) -> SpecError:
+    return SpecError(f"egress: {key} of the rule for {rule.host!r} {takes}, not {value!r}.")

@@ -1,0 +1,235 @@
+"""The streams of one command: out of the sandbox by Islo's exec stream, into it by pushes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.islo.api import Api
+from sandbox_kernel.sandboxes.islo.pushes import PUSH, Execute, Pusher
+from sandbox_kernel.sandboxes.islo.sse import EventParser
+from sandbox_kernel.sandboxes.pieces import Pieces
+from sandbox_kernel.text import printable
+
+log = logging.getLogger(__name__)
+
+IDLE = 60.0
+"""Seconds without a sign of the relay, which gives one every ten, until the stream is lost."""
+_START_TIMEOUT = 60.0
+_CLOSE_TIMEOUT = 15.0
+_MAX_RECORD = 256 * 1024
+_MAX_SAID = 4000
+
+
+WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
+
+
+@cache
+def _relay() -> str:
+    """The relay's source as a short ``python3 -c`` program."""
+    source = resources.files(__package__).joinpath("relay.py").read_bytes()
+    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode({packed!r})))"
+
+
+def relay_command(mode: str, config: Mapping[str, Any]) -> list[str]:
+    """The command line that runs the relay in a sandbox."""
+    return ["python3", "-I", "-S", "-c", _relay(), mode, json.dumps(config)]
+
+
+class Records:
+    """The relay's records in the text of an exec stream, which may be cut anywhere."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, text: str) -> list[tuple[str, bytes]]:
+        """Pairs of kind and payload. ValueError for what no relay sends."""
+        *whole, self._rest = (self._rest + text.encode(errors="replace")).split(b";")
+        if len(self._rest) > _MAX_RECORD:
+            raise ValueError("a record without an end")
+        found = []
+        for raw in whole:
+            record = raw.strip()
+            if record:
+                found.append((chr(record[0]), record[1:]))
+        return found
+
+
+def relay_records(text: str) -> list[tuple[str, bytes]]:
+    """The records in the whole output of a relay."""
+    return Records().feed(text)
+
+
+class IsloStream(ExecStream):
+    """A running command. Make it with ``open``."""
+
+    write_ahead = PUSH
+
+    def __init__(self, folder: str, execute: Execute, why_broken: WhyBroken) -> None:
+        self._pusher = Pusher(folder, execute)
+        self._why_broken = why_broken
+        self._out, self._err = Pieces(), Pieces()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._code: int | None = None
+        self._failure: SandboxError | None = None
+        self._over = asyncio.Event()
+        self._closed = False
+        self._said = ""
+        self._task: asyncio.Task[None]
+
+    @classmethod
+    async def open(
+        cls,
+        api: Api,
+        sandbox: str,
+        argv: Sequence[str],
+        config: Mapping[str, Any],
+        env: Mapping[str, str],
+        *,
+        execute: Execute,
+        name: str,
+        why_broken: WhyBroken,
+    ) -> IsloStream:
+        """Start a command; the stream when it runs. ExecFailed if it cannot be run."""
+        stream = cls(config["folder"], execute, why_broken)
+        command = relay_command("stream", {**config, "argv": list(argv)})
+        stream._task = asyncio.get_running_loop().create_task(
+            stream._take_in(api, sandbox, command, env)
+        )
+        try:
+            await asyncio.wait_for(asyncio.shield(stream._started), _START_TIMEOUT)
+        except ExecFailed as error:
+            await stream.close()
+            raise ExecFailed(f"{argv[0]!r} could not be run in sandbox {name!r}: {error}") from None
+        except BaseException:
+            await asyncio.shield(stream.close())
+            raise
+        return stream
+
+    # --- the surface
+
+    async def read(self) -> bytes:
+        return await self._out.get()
+
+    async def read_stderr(self) -> bytes:
+        return await self._err.get()
+
+    async def write(self, data: bytes) -> None:
+        if self._over.is_set():
+            raise BrokenPipeError("the command has ended")
+        await self._pusher.write(data)
+        await self._pusher.drained()
+
+    async def close_stdin(self) -> None:
+        await self._pusher.end()
+
+    async def wait(self) -> int:
+        await self._over.wait()
+        if self._code is not None:
+            return self._code
+        raise self._failure or SandboxError("the stream was closed before the command ended")
+
+    async def send_signal(self, signum: int) -> None:
+        if not self._over.is_set():
+            await self._pusher.urge(f"signal {int(signum)}")
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if not self._over.is_set():
+            await self._pusher.urge(f"resize {int(rows)} {int(columns)}")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._code is None or not self._task.done():
+                await asyncio.wait_for(self._pusher.urge("kill", last=True), _CLOSE_TIMEOUT)
+        except Exception as error:  # noqa: BLE001  (its sandbox may have ended, too)
+            log.debug("ending a command in an Islo sandbox: %s", error)
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._pusher.close()
+
+    # --- what comes out
+
+    async def _take_in(
+        self, api: Api, sandbox: str, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """Take in the exec stream until the command has ended, or the stream."""
+        failure: BaseException | None = None
+        try:
+            async with api.exec_stream(sandbox, command, env, idle=IDLE) as pieces:
+                await self._take_pieces(pieces)
+        except asyncio.CancelledError:
+            failure = SandboxError("the stream was closed")
+        except Exception as error:  # noqa: BLE001  (the SDK may raise anything)
+            failure = error
+        await self._finish(failure)
+
+    async def _take_pieces(self, pieces: Any) -> None:
+        events, records = EventParser(), Records()
+        async for piece in pieces:
+            for event in events.feed(piece):
+                if event.name == "stdout":
+                    for kind, payload in records.feed(event.text):
+                        await self._take(kind, payload)
+                elif event.name in ("stderr", "error"):
+                    self._said = (self._said + event.text)[-_MAX_SAID:]
+
+    async def _take(self, kind: str, payload: bytes) -> None:
+        try:
+            if kind == "o":
+                await self._out.put(base64.b64decode(payload))
+            elif kind == "e":
+                await self._err.put(base64.b64decode(payload))
+            elif kind == "O":
+                await self._out.end()
+            elif kind == "E":
+                await self._err.end()
+            elif kind == "a":
+                self._pusher.acknowledged(int(payload))
+            elif kind == "h":
+                self._pusher.missing(int(payload or b"-1"))
+            elif kind == "x":
+                code = int(payload)
+                self._code = code if abs(code) < 2**31 else -9
+                self._over.set()
+            elif kind == "s" and not self._started.done():
+                self._started.set_result(None)
+            elif kind == "f" and not self._started.done():
+                why = printable(base64.b64decode(payload).decode(errors="replace"))[:500]
+                self._started.set_exception(ExecFailed(f"{why}."))
+        except (ValueError, binascii.Error) as error:
+            raise SandboxError(f"The relay sent what no relay sends: {error}") from error
+
+    async def _finish(self, failure: BaseException | None) -> None:
+        if self._code is None and not self._closed:
+            self._failure = await self._reason(failure)
+        if not self._started.done():
+            self._started.set_exception(self._failure or SandboxError("the stream was closed"))
+            self._started.exception()  # whoever opens it may have gone
+        self._over.set()
+        await asyncio.gather(self._out.end(), self._err.end())
+        if not self._closed:
+            await self._pusher.close()
+
+    async def _reason(self, failure: BaseException | None) -> SandboxError:
+        said = printable(self._said).strip()[-500:]
+        if failure is None and said and not self._started.done():
+            return ExecFailed(f"{said} (commands need python3 in the image).")
+        try:
+            return await self._why_broken(failure)
+        except SandboxError as error:  # not even that can be found out
+            return error

@@ -1,0 +1,190 @@
+"""A SandboxSpec in the service's words, exactly or not at all."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from superserve import NetworkConfig
+
+from sandbox_kernel.egress import ALLOW, EgressPolicy
+from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.sandboxes.base import Capabilities
+from sandbox_kernel.spec import SandboxSpec
+
+BACKEND = "superserve"
+LABEL, NAME, REQUEST = "sandbox_kernel", "sandbox_kernel_name", "sandbox_kernel_request"
+"""Tags of our sandboxes: whose they are, their name, and the one request that made them."""
+DEFAULT_DELETE_AFTER = 7 * 24 * 3600.0
+SLACK = 5.0
+"""Seconds that the service waits beyond a lease: it counts whole ones, and renewing takes time."""
+RESOLVERS = ("1.1.1.1", "8.8.8.8")
+_BLOCKED = ("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
+_SNAPSHOT = "snapshot:"
+_SECRET = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*)=)?([A-Za-z0-9._-]{1,128})")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BY_TEMPLATE = "A sandbox has the size of its template; choose one by image."
+
+CAPABILITIES = Capabilities(
+    image=True,
+    secrets=True,
+    egress=True,
+    egress_parts=frozenset({"wildcard", "address", "deny", "default"}),
+    delete_after_seconds=True,
+    hosted=True,
+    byte_exact_streams=True,
+    reattach=True,
+    pause=True,
+    restart=True,
+    snapshot=True,
+    memory=True,
+    fork=True,
+    notes={
+        "memory_mib": _BY_TEMPLATE,
+        "cpus": _BY_TEMPLATE,
+        "disk_mib": _BY_TEMPLATE,
+        "processes": "The sandbox is root of its own machine, so this could not be held.",
+        "open_files": "The sandbox is root of its own machine, so this could not be held.",
+        "workspace": "No folder of this host is shown to a hosted sandbox; copy files in and out.",
+        "readable": "No folder of this host is shown to a hosted sandbox; copy files in.",
+        "python": "The sandbox runs its template's own Python; choose a template by image.",
+        "egress.ports": "Superserve's rules know hosts and networks only.",
+        "egress.methods": "Superserve's rules know hosts and networks only.",
+        "egress.path": "Superserve's rules know hosts and networks only.",
+        "egress.rate_limit_rpm": "Superserve's rules know no rates.",
+    },
+)
+
+
+def label() -> str:
+    """Under which sandboxes of several machines belong together."""
+    return os.environ.get("SANDBOX_KERNEL_LABEL", "default")
+
+
+def tags(spec: SandboxSpec, request: str) -> dict[str, str]:
+    return {**spec.labels, LABEL: label(), NAME: spec.name, REQUEST: request}
+
+
+def arguments(spec: SandboxSpec, request: str) -> dict[str, Any]:
+    """The arguments of the SDK's ``create``. SpecRefused for what cannot be said in them."""
+    CAPABILITIES.check(spec, BACKEND)
+    image = spec.image or ""
+    source = {"from_template": image or None}
+    if image.startswith(_SNAPSHOT):
+        source = {"from_snapshot": image.removeprefix(_SNAPSHOT)}
+    return {
+        "name": spec.name,
+        **{key: value for key, value in source.items() if value},
+        "timeout_seconds": lease_seconds(spec),
+        "auto_delete_seconds": math.ceil(spec.delete_after_seconds or DEFAULT_DELETE_AFTER),
+        "metadata": tags(spec, request),
+        "env_vars": dict(spec.env) or None,
+        "secrets": _secrets(spec) or None,
+        "network": network(spec),
+        "preview_access": "private",
+    }
+
+
+def lease_seconds(spec: SandboxSpec, active: float = 0.0) -> int:
+    """The service's limit on being active, for a sandbox that has been for so long: it is to be
+    paused when its lease is over, counted from now."""
+    return math.ceil(active + spec.lease_seconds + SLACK)
+
+
+def _secrets(spec: SandboxSpec) -> dict[str, str]:
+    """Variable -> name of a secret of the team; ``NAME`` is short for ``NAME=NAME``."""
+    found = {}
+    for item in spec.secrets:
+        match = _SECRET.fullmatch(item)
+        variable = match and (match[1] or match[2])
+        if not match or not variable or not _ENV_NAME.fullmatch(variable):
+            raise _refused(
+                spec,
+                f"secrets={item!r}",
+                "Give the name of a secret of the team that is a variable's name, too, or "
+                "VARIABLE=secret-name.",
+            )
+        found[variable] = match[2]
+    return found
+
+
+def network(spec: SandboxSpec) -> NetworkConfig | None:
+    """The rules for ``spec.egress``; None if everything is allowed. The service's lists have no
+    order: what is allowed wins over what is denied."""
+    policy = spec.egress
+    if policy.default == ALLOW:
+        return _all_but(spec, policy)
+    denied = [n for n, rule in enumerate(policy.rules) if rule.action != ALLOW]
+    if denied and any(rule.action == ALLOW for rule in policy.rules):
+        raise _refused(
+            spec,
+            f"egress[{denied[0]}].action='deny'",
+            "What Superserve allows wins over what it denies; allow only what is wanted.",
+        )
+    allowed = [rule.host for rule in policy.rules if rule.action == ALLOW]
+    if "*" in allowed:
+        return None
+    for number, rule in enumerate(policy.rules):
+        if rule.is_address:
+            _check_address(spec, f"egress[{number}].host={rule.host!r}", rule.host)
+    names = [rule.host for rule in policy.rules if rule.action == ALLOW and not rule.is_address]
+    if names and not any(_covers(policy, address) for address in RESOLVERS):
+        raise _refused(
+            spec,
+            f"egress[0].host={names[0]!r}",
+            "A name can be looked up only if the sandbox may reach its resolver, by which data can "
+            f"get out, too. If that is acceptable, allow {' or '.join(RESOLVERS)} as well; else "
+            "allow addresses.",
+        )
+    return NetworkConfig(allow_out=allowed, deny_out=["0.0.0.0/0"])
+
+
+def _all_but(spec: SandboxSpec, policy: EgressPolicy) -> NetworkConfig | None:
+    """Everything is allowed but some networks."""
+    for number, rule in enumerate(policy.rules):
+        if rule.action == ALLOW:
+            raise _refused(
+                spec,
+                f"egress[{number}].action='allow'",
+                "Everything is allowed by default; leave the rule out.",
+            )
+        if not rule.is_address:
+            raise _refused(
+                spec,
+                f"egress[{number}].host={rule.host!r}",
+                "Superserve can deny addresses and networks, not names.",
+            )
+        _check_address(spec, f"egress[{number}].host={rule.host!r}", rule.host)
+    denied = [rule.host for rule in policy.rules]
+    return NetworkConfig(allow_out=[], deny_out=denied) if denied else None
+
+
+def _check_address(spec: SandboxSpec, what: str, host: str) -> None:
+    address = ipaddress.ip_network(host)
+    if address.version == 6:
+        raise _refused(spec, what, "Superserve's rules are documented for IPv4 only.")
+    if any(address.overlaps(ipaddress.ip_network(blocked)) for blocked in _BLOCKED):
+        raise _refused(spec, what, "Superserve never lets a sandbox reach private networks.")
+
+
+def _covers(policy: EgressPolicy, address: str) -> bool:
+    return policy.decide(address, 53) == ALLOW
+
+
+def _refused(spec: SandboxSpec, what: str, why: str) -> SpecRefused:
+    return SpecRefused(
+        f"Sandbox {spec.name!r} was not created: the backend {BACKEND!r} cannot enforce {what}. "
+        f"{why}"
+    )
+
+
+def limits(spec: SandboxSpec) -> Mapping[str, str]:
+    """What the service holds a sandbox to, for ``ps``."""
+    return {
+        "lease_seconds": f"{spec.lease_seconds:g} s (paused then)",
+        "delete_after_seconds": f"{spec.delete_after_seconds or DEFAULT_DELETE_AFTER:g} s (paused)",
+    }

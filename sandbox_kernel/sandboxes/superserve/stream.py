@@ -1,0 +1,245 @@
+"""The streams of one command, over the service's exec websocket.
+
+Binary messages carry a channel's bytes, text messages JSON: see ``execConnect`` in the service's
+OpenAPI document. The command itself is run by ``guest/command.py``, so what starts it, how it ended
+and its signals are exact whatever the service makes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.sandboxes import supervised
+from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.pieces import Pieces
+from sandbox_kernel.text import printable
+
+_STDIN, _STDOUT, _STDERR = b"\0", 1, 2
+_PIECE = 32 * 1024
+"""Bytes of stdin in one message; the service takes 64 KiB at most."""
+_START_TIMEOUT = 60.0
+_CLOSE_TIMEOUT = 20.0
+_EARLY = 16 * 2**20
+"""Output that is taken in before it is known that the command has been started."""
+
+Tool = Callable[[str], Awaitable[int]]
+WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
+
+
+class SuperserveStream(ExecStream):
+    """A running command. ``open`` has seen that it was started."""
+
+    def __init__(
+        self,
+        socket: ClientConnection,
+        marks: supervised.Marks,
+        tool: Tool,
+        why_broken: WhyBroken,
+        python: str,
+    ) -> None:
+        self._socket = socket
+        self._marks = marks
+        self._tool = tool
+        self._why_broken = why_broken
+        self._python = python
+        self._out, self._err = Pieces(), Pieces()
+        self._process: tuple[int, str] | None = None
+        self._code: int | None = None
+        self._service_code: int | None = None
+        self._failure: SandboxError | None = None
+        self._refused = ""
+        self._started = asyncio.Event()
+        self._over = asyncio.Event()
+        self._closed = False
+        self.on_close: Callable[[], object] = lambda: None
+        self._task = asyncio.get_running_loop().create_task(self._take_in())
+
+    @classmethod
+    async def open(
+        cls,
+        socket: ClientConnection,
+        request: bytes,
+        command: str,
+        sandbox: str,
+        *,
+        marks: supervised.Marks,
+        tool: Tool,
+        why_broken: WhyBroken,
+        python: str,
+    ) -> SuperserveStream:
+        """Run the command of a request on a fresh websocket. ExecFailed if it cannot be run."""
+        stream = cls(socket, marks, tool, why_broken, python)
+        try:
+            line = supervised.run_line(python, marks.mark)
+            await socket.send(json.dumps({"command": line, "working_dir": "/"}))
+            await stream._send(request)
+            await asyncio.wait_for(stream._started.wait(), _START_TIMEOUT)
+        except (ConnectionClosed, asyncio.TimeoutError) as error:
+            await stream.close()
+            raise stream._failure or await why_broken(error) from error
+        except BaseException:
+            await stream.close()
+            raise
+        if stream._process is None:
+            await stream.close()
+            if stream._failure is not None:
+                raise stream._failure
+            said = stream._refused or printable((await stream._err.get())[-500:].decode("latin-1"))
+            if stream._service_code == 127 and not stream._refused:
+                said += f" ({python} is needed in the sandbox; choose a template that has it)"
+            raise ExecFailed(f"{command!r} could not be run in sandbox {sandbox!r}: {said.strip()}")
+        return stream
+
+    async def read(self) -> bytes:
+        return await self._out.get()
+
+    async def read_stderr(self) -> bytes:
+        return await self._err.get()
+
+    async def write(self, data: bytes) -> None:
+        if self._over.is_set():
+            raise BrokenPipeError("the command has ended")
+        sending = asyncio.ensure_future(self._send(data))
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            # The service takes no more when the command does not read; then it may end.
+            await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise BrokenPipeError("the command has ended")
+            sending.result()
+        except ConnectionClosed as error:
+            raise BrokenPipeError("the connection to the command is closed") from error
+        finally:
+            for task in (sending, over):
+                task.cancel()
+
+    async def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE):
+            await self._socket.send(_STDIN + bytes(view[start : start + _PIECE]))
+
+    async def close_stdin(self) -> None:
+        with contextlib.suppress(ConnectionClosed):  # the command has ended, and its stdin with it
+            await self._socket.send(json.dumps({"type": "stdin_close"}))
+
+    async def wait(self) -> int:
+        await self._over.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._code is not None
+        return self._code
+
+    async def send_signal(self, signum: int) -> None:
+        if self._process is not None and not self._over.is_set():
+            await self._tool(supervised.signal_line(self._python, self._process, int(signum)))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if self._process is not None and not self._over.is_set():
+            await self._tool(supervised.resize_line(self._python, self._process, rows, columns))
+
+    async def close(self) -> None:
+        """Ends the command, also if the connection to it is gone: the service lets it run on."""
+        if self._closed:
+            return
+        self._closed = True
+        self.on_close()
+        try:
+            if self._process is not None and self._code is None:
+                line = supervised.signal_line(self._python, self._process, 9)
+                # The sandbox may have ended, or be paused: then nothing runs.
+                with contextlib.suppress(SandboxError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._tool(line), _CLOSE_TIMEOUT)
+            with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError, OSError):
+                await asyncio.wait_for(self._socket.close(), _CLOSE_TIMEOUT)
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- what comes
+
+    async def _take_in(self) -> None:
+        problem: BaseException | None = None
+        finished = False
+        try:
+            async for message in self._socket:
+                if isinstance(message, str):
+                    finished = self._lifecycle(json.loads(message)) or finished
+                elif message:
+                    await self._output(message[0], message[1:])
+        except asyncio.CancelledError:
+            self._code = -9 if self._code is None else self._code
+        except (ConnectionClosed, ValueError) as error:
+            problem = error
+        finally:
+            await self._end(finished, problem)
+
+    async def _output(self, channel: int, data: bytes) -> None:
+        most = {} if self._started.is_set() else {"most": _EARLY}
+        if channel == _STDOUT:
+            await self._out.put(data, **most)
+        elif channel == _STDERR:
+            plain, words = self._marks.feed(data)
+            if plain:
+                await self._err.put(plain, **most)
+            for word in words:
+                self._mark(*word.partition(" ")[::2])
+
+    def _mark(self, kind: str, rest: str) -> None:
+        if kind == supervised.STARTED and self._process is None:
+            self._process = supervised.process(rest)
+            self._started.set()
+        elif kind == supervised.FAILED:
+            self._refused = printable(rest)
+            self._started.set()
+        elif kind == supervised.EXITED and self._code is None:
+            self._code = supervised.exit_code(rest)
+
+    def _lifecycle(self, event: Any) -> bool:
+        if not isinstance(event, dict):
+            return False
+        if event.get("error"):
+            self._refused = printable(str(event["error"])[:500])
+        code = event.get("exit_code")
+        if isinstance(code, int):
+            self._service_code = code
+        return bool(event.get("finished") or event.get("error"))
+
+    async def _end(self, finished: bool, problem: BaseException | None) -> None:
+        try:
+            if self._code is None and not finished and not self._closed:
+                self._failure = await self._why_broken(problem)
+            elif self._code is None:
+                # Its supervisor was killed with it.
+                self._code = 128 - (self._service_code or 137)
+        finally:
+            self._over.set()
+            self._started.set()
+            rest = self._marks.rest()
+            if rest:
+                await self._err.put(rest, most=_EARLY)
+            await asyncio.gather(self._out.end(), self._err.end())
+
+
+async def run_tool(socket: ClientConnection, line: str) -> int:
+    """Run a short command whose output nobody wants; its exit code. ExecFailed if the service
+    does not say how it ended."""
+    try:
+        await socket.send(json.dumps({"command": line, "working_dir": "/"}))
+        async for message in socket:
+            if isinstance(message, str):
+                event = json.loads(message)
+                if isinstance(event, dict) and isinstance(event.get("exit_code"), int):
+                    return int(event["exit_code"])
+    except (ConnectionClosed, ValueError) as error:
+        raise ExecFailed(f"a command's end is not known: {error}") from error
+    finally:
+        await socket.close()
+    raise ExecFailed("a command's end is not known: the connection was closed")

@@ -1,0 +1,14 @@
+"""Islo, emulated for the unmodified ``islo`` SDK (written against 0.3.20).
+
+state      sandboxes, commands and gateway profiles, with their states and timers
+compute    the compute plane (``ISLO_COMPUTE_URL``): sandboxes, exec, exec streams, files
+control    the control plane (``ISLO_BASE_URL``): tokens and gateway profiles
+multipart  reads the uploads
+
+Followed is the SDK's own source, which is generated from the service's OpenAPI document; the path
+behind each route names the method. What it does not say is marked "assumed".
+
+Not emulated: images other than their names, sizes, snapshots, sessions, shares, environments, and
+the network of a sandbox (the jails have none; profiles are checked and kept, and ``state.decide``
+says what they would let out).
+"""

@@ -1,0 +1,115 @@
+"""The sandboxes of an emulator: real jails of the local backend, which can be frozen.
+
+A frozen jail's processes are stopped from outside (SIGSTOP, which not even process 1 of a jail can
+refuse), so nothing in it notices but by the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.sandboxes.local.client import LocalHandle
+from sandbox_kernel.spec import SandboxSpec
+
+_FOREVER = 1e8
+_THEIR_OWN = shutil.ignore_patterns(".venv")
+"""What each jail is given when it is made."""
+
+
+class Jail:
+    """One jail. Make it with ``create``."""
+
+    def __init__(self, handle: LocalHandle) -> None:
+        self.handle = handle
+        self._stopped: set[int] = set()
+
+    @classmethod
+    async def create(cls, name: str, env: Mapping[str, str]) -> Jail:
+        # The service decides how long it lives, not the jail.
+        spec = SandboxSpec(name=name, env=dict(env), lease_seconds=_FOREVER)
+        return cls(await LocalClient().create(spec))
+
+    async def start(self, command: str, env: Mapping[str, str], cwd: str | None) -> ExecStream:
+        """Run a shell command. ExecFailed if its folder is not there."""
+        return await self.handle.open_stream(["/bin/sh", "-c", command], env=env, cwd=cwd)
+
+    async def read(self, path: str) -> bytes:
+        """FileNotFoundError if there is no such file."""
+        stream = await self.handle.open_stream(["cat", "--", path], cwd="/")
+        async with stream:
+            pieces = []
+            while piece := await stream.read():
+                pieces.append(piece)
+            if await stream.wait():
+                raise FileNotFoundError(path)
+        return b"".join(pieces)
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Makes the folders on the way."""
+        script = 'mkdir -p "$(dirname "$0")" && cat > "$0"'
+        result = await self.handle.exec("/bin/sh", ["-c", script, path], stdin=content, cwd="/")
+        if not result.ok:
+            raise PermissionError(result.output)
+
+    def freeze(self) -> None:
+        """Stop every process of the jail, also those that are being started just now."""
+        self._stopped = set()
+        while new := self._processes() - self._stopped:
+            for pid in new:
+                self._signal(pid, signal.SIGSTOP)
+            self._stopped |= new
+
+    def thaw(self) -> None:
+        for pid in self._processes():
+            self._signal(pid, signal.SIGCONT)
+        self._stopped = set()
+
+    async def save(self, folder: Path) -> None:
+        """Keep this jail's own files (workspace and home) in a folder."""
+        mine = self.handle._folders
+        for source, name in ((mine.workspace, "workspace"), (mine.home, "home")):
+            await asyncio.to_thread(
+                shutil.copytree, source, folder / name, symlinks=True, ignore=_THEIR_OWN
+            )
+
+    async def fill(self, folder: Path) -> None:
+        """Put files that were saved into this jail."""
+        its = self.handle._folders
+        for target, name in ((its.workspace, "workspace"), (its.home, "home")):
+            # A new jail's home is not empty; what was saved replaces what is there.
+            command = ["cp", "-a", "--remove-destination", f"{folder / name}/.", str(target)]
+            await asyncio.to_thread(subprocess.run, command, check=True)
+
+    async def destroy(self) -> None:
+        self.thaw()
+        await LocalClient().remove(self.handle.name)
+
+    def _processes(self) -> set[int]:
+        init = self.handle._record.data["init"][0]
+        try:
+            space = os.readlink(f"/proc/{init}/ns/pid")
+        except OSError:
+            return set()
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(folder / "ns/pid") == space:
+                    found.add(int(folder.name))
+            except OSError:
+                continue  # it has ended, or is not ours
+        return found
+
+    @staticmethod
+    def _signal(pid: int, number: int) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
