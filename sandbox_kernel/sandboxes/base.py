@@ -27,6 +27,7 @@ from sandbox_kernel.spec import SandboxSpec
 
 MAX_OUTPUT = 16 * 2**20
 """Bytes of each of stdout and stderr that ``exec`` keeps; the rest is read and dropped."""
+_GRACE = 60.0
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,8 @@ class SandboxHandle(ABC):
     """A folder in the sandbox, private to its user, for the agent's and the kernel's sockets."""
     workdir: str = "/workspace"
     """Where kernels start."""
+    holds_lease: ClassVar[bool] = False
+    """Whether the backend itself ends the sandbox when its lease is over."""
     python: str | None = None
     """The image's own interpreter, by which kernels and the guest program run (and which may lack
     ipykernel); None if the backend shows the sandbox the host's interpreter."""
@@ -290,9 +293,9 @@ class SandboxHandle(ABC):
 
     @property
     def agent_lease(self) -> float:
-        """Seconds after which the agent ends when nobody is attached. A backend whose provider
-        pauses a sandbox at the end of its lease gives more: the kernel is to be paused, too."""
-        return self.spec.lease_seconds
+        """Seconds after which the agent ends when nobody is attached. A backend that itself ends
+        or pauses a sandbox at the end of its lease gives more: the agent must not be first."""
+        return self.spec.lease_seconds + (_GRACE if self.holds_lease else 0.0)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
         """The command line that runs the guest program (``sandbox_kernel/guest``) in here.

@@ -47,6 +47,7 @@ class BoxHandle(SandboxHandle):
     backend = BACKEND
     workdir = WORKDIR
     python = PYTHON
+    holds_lease = True
 
     def __init__(self, record: Record) -> None:
         self.name = record.name

@@ -70,6 +70,7 @@ class LocalHandle(SandboxHandle):
     backend = "local"
     agent_folder = AGENT_FOLDER
     workdir = WORKSPACE
+    holds_lease = True
 
     def __init__(self, record: Record, records: Records) -> None:
         self._record = record

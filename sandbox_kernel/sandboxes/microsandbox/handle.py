@@ -41,6 +41,7 @@ class MicrosandboxHandle(SandboxHandle):
 
     backend = "microsandbox"
     python = "python3"
+    holds_lease = True
 
     def __init__(self, record: Record, client: MicrosandboxClient) -> None:
         self._record = record
