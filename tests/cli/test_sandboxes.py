@@ -101,6 +101,7 @@ def test_ps_json(cli: Cli, jail: str) -> None:
         "created",
         "kernel",
         "kernel_pid",
+        "elsewhere",
         "limits",
         "oom_kills",
         "last_kill",

@@ -17,7 +17,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 from sandbox_kernel.errors import SandboxGone, SandboxNotFound, SandboxPaused
 from sandbox_kernel.sandboxes.backends import load_backend
-from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.tunnel import background
 
 from .conftest import LIMIT, Backend, finish, until
@@ -25,12 +25,15 @@ from .test_kernels import execute, kernel, sandboxed
 
 
 @pytest.fixture(autouse=True)
-def hosted(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def hosted(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run in this backend, if it is a hosted one."""
     if not backend.capabilities.hosted:
         pytest.skip("for hosted backends only")
     for name, value in backend.environment().items():
         monkeypatch.setenv(name, value)
+    yield
+    while _others:
+        finish(_others.pop().close())
 
 
 @contextlib.contextmanager
@@ -44,7 +47,11 @@ def configured(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Iterator[tuple
 
 async def from_elsewhere(backend: Backend, name: str) -> SandboxHandle:
     """The sandbox as another process sees it."""
-    return await load_backend(backend.row.name).get(name)
+    _others.append(load_backend(backend.row.name))
+    return await _others[-1].get(name)
+
+
+_others: list[SandboxClient] = []
 
 
 async def status(handle: SandboxHandle) -> str:

@@ -19,7 +19,9 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.superserve import SuperserveClient
 from sandbox_kernel.sandboxes.superserve import client as module
 from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.tunnel import background
 
+from ..conformance.test_kernels import execute, kernel, sandboxed
 from ..conformance.test_surface import not_running
 from ..emulators.running import Running
 from .sandboxes import LIMIT, at_the_service, creations, sandbox, set_status
@@ -302,3 +304,32 @@ async def test_an_unknown_template(client: SuperserveClient) -> None:
     """Is the service's refusal, with its words."""
     with pytest.raises(SandboxNotFound, match=r"no/such.*not found"):
         await client.create(SandboxSpec(image="no/such"))
+
+
+async def test_a_slow_stream(client: SuperserveClient, emulator: Running) -> None:
+    """Output that trickles is passed on as it comes."""
+    async with sandbox(client) as handle:
+        emulator.ask("POST", "/_emulator/settings", {"rate": 40_000, "chunk": 1000})
+        script = "head -c 40000 /dev/zero | tr '\\0' x"
+        result = await handle.exec("/bin/sh", ["-c", script], timeout=LIMIT)
+        assert result.stdout == "x" * 40_000
+
+
+@pytest.mark.faults
+def test_a_kernel_at_a_service_that_fails_all_the_time(
+    emulator: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams are cut, refused and answered with errors; the cell's output is whole."""
+    monkeypatch.setenv("SANDBOX_KERNEL_BACKEND", "superserve")
+    with kernel() as (manager, kernel_client):
+        emulator.fault("GET /exec/connect", "cut", times=3, bytes=60_000)
+        emulator.fault("GET /exec/connect", "status", times=2, status=503)
+        emulator.fault("GET /exec/connect", "status", times=1, status=401)
+        emulator.fault("POST .*/activate", "status", times=2, status=500)
+        background.background_loop().call_soon_threadsafe(sandboxed(manager).tunnel.cut)
+        code = "for i in range(40_000): print(i, flush=i % 200 == 0)"
+        reply, printed = execute(kernel_client, code)
+        assert reply["status"] == "ok"
+        assert printed.split() == [str(number) for number in range(40_000)]
+        assert sandboxed(manager).tunnel.reconnects >= 3
+    assert at_the_service(emulator) == []
