@@ -115,7 +115,8 @@ def test_nbclient() -> None:
             nbformat.v4.new_code_cell("open('note', 'w').write('kept')\nx + [3]"),
         ]
     )
-    NotebookClient(notebook, kernel_name="sandbox", timeout=LIMIT).execute()
+    client = NotebookClient(notebook, kernel_name="sandbox", timeout=LIMIT, startup_timeout=LIMIT)
+    client.execute()
     assert notebook.cells[0].outputs[0].text == "from the sandbox\n"
     assert notebook.cells[1].outputs[0].data["text/plain"] == "[1, 2, 3]"
 

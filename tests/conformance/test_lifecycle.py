@@ -23,7 +23,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
-from .conftest import LIMIT, Backend, until
+from .conftest import LIMIT, PATIENCE, Backend, until
 from .test_surface import running
 
 # Every field that a backend may refuse, with a value that it must refuse or enforce.
@@ -57,6 +57,12 @@ async def main(backend, spec, word):
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(*sys.argv[1:]))
+"""
+
+_GROW = """
+import os, sys
+with open("big", "wb") as file:
+    os.posix_fallocate(file.fileno(), 0, int(sys.argv[1]) * 2**20)
 """
 
 
@@ -152,13 +158,16 @@ async def test_the_log_holds_what_spawned_commands_print(backend: Backend) -> No
 
 
 async def test_limits_in_force_are_told(backend: Backend) -> None:
-    """A limit that was asked for is in ``info().limits``, with its value."""
+    """A limit that was asked for is in ``info().limits``, with its value; the disk has an end."""
     values = {**FIELDS, **backend.row.limits}
     asked = {name: values[name] for name in LIMITS if getattr(backend.capabilities, name)}
     async with backend.sandbox(**asked) as handle:
         told = (await handle.info()).limits
         assert [name for name in asked if str(asked[name]) not in told[name]] == []
         assert (await handle.shell("echo runs", timeout=LIMIT)).ok
+        if "disk_mib" in asked:
+            wanted = str(2 * asked["disk_mib"])
+            assert not (await handle.exec("python3", ["-c", _GROW, wanted], timeout=LIMIT)).ok
 
 
 # --- refusals
@@ -321,7 +330,7 @@ async def test_other_processes_see_the_list(backend: Backend) -> None:
 async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
     """Nobody is attached for ``lease_seconds``: the sandbox ends (or is paused) by itself, and
     says so."""
-    name = await create_and_die(backend, lease_seconds=1.5)
+    name = await create_and_die(backend, lease_seconds=1.5 * PATIENCE)
 
     async def ended() -> bool:
         try:
@@ -343,10 +352,10 @@ async def test_an_orphan_ends_with_its_lease(backend: Backend) -> None:
 
 async def test_a_stream_keeps_the_lease(backend: Backend) -> None:
     """A sandbox that somebody is attached to outlives its lease."""
-    sandbox = backend.sandbox(lease_seconds=1.0)
+    sandbox = backend.sandbox(lease_seconds=PATIENCE)
     async with sandbox as handle, await handle.open_stream(["cat"]) as stream:
         waiting = asyncio.ensure_future(stream.wait())
-        done, _ = await asyncio.wait({waiting}, timeout=3)
+        done, _ = await asyncio.wait({waiting}, timeout=3 * PATIENCE)
         assert not done
         waiting.cancel()
         await stream.write(b"still here\n")

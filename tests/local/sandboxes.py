@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.sandboxes.local import LocalClient, limits, processes
+from sandbox_kernel.sandboxes import processes
+from sandbox_kernel.sandboxes.local import LocalClient, limits
 from sandbox_kernel.sandboxes.local.client import LocalHandle
 from sandbox_kernel.spec import SandboxSpec
 

@@ -30,8 +30,8 @@ from sandbox_kernel.errors import (
     SpecRefused,
 )
 from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.files import remove_tree
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
-from sandbox_kernel.sandboxes.local.folders import remove_tree
 from sandbox_kernel.spec import SandboxSpec
 
 from .jails import NOBODY, SYSTEM_PYTHON, public_bwrap, public_folder

@@ -193,6 +193,8 @@ def test_why_a_vm_ended() -> None:
     logs = machine.folder("vm") / "logs"
     logs.mkdir(parents=True)
     assert "killed from outside" in machine.why_ended("vm")
+    (logs / "runtime.log").write_text("T  ERROR relay: agent relay: handshake write failed\n")
+    assert "killed from outside" in machine.why_ended("vm")
     (logs / "kernel.log").write_bytes(
         b"x" * 10**6 + b"\r\n[ 9.1] Out of memory: Killed process 12 (python3) total-vm:1kB\r\n"
     )

@@ -25,6 +25,7 @@ BACKENDS = ("boxlite", "microsandbox")
 SPEC = {"memory_mib": 512}
 PATIENCE = "10"
 """How many times slower than a real machine everything may be in the rig."""
+START_TIMEOUT = 900
 QUICK_SECONDS = 600
 """After these no test is begun in the quick run."""
 REST = "tests/microvm/test_packages.py " + " ".join(
@@ -86,7 +87,7 @@ def _run(rig: Path, backend: str, project: Path, arguments: argparse.Namespace) 
 
 
 def _tests(backend: str, arguments: argparse.Namespace) -> str:
-    spec = json.dumps({**SPEC, "image": f"{CACHE}/images/py", "start_timeout": 300})
+    spec = json.dumps({**SPEC, "image": f"{CACHE}/images/py", "start_timeout": START_TIMEOUT})
     select = f"-k '{arguments.select}'" if arguments.select else ""
     markers = "not live and not faults" + (" and not slow" if arguments.quick else "")
     return (
@@ -104,7 +105,8 @@ def _environment(rig: Path, quick: bool) -> dict[str, str]:
         "SANDBOX_KERNEL_RIG": str(rig),
         "SANDBOX_KERNEL_RIG_SECONDS": str(QUICK_SECONDS) if quick else "",
         "SANDBOX_KERNEL_TEST_PATIENCE": PATIENCE,
-        "SANDBOX_KERNEL_BOOT_TIMEOUT": "300",
+        "SANDBOX_KERNEL_TEST_OUTPUT_MB": "2" if quick else "20",
+        "SANDBOX_KERNEL_BOOT_TIMEOUT": str(START_TIMEOUT),
         **{variable: str(rig / folder) for variable, folder in HOMES.items()},
     }
 

@@ -7,7 +7,13 @@ import os
 
 import pytest
 
-from tests.conformance.conftest import Backend, finish
+from tests.conformance.conftest import (  # noqa: F401  (fixtures, found by their names)
+    Backend,
+    backend,
+    finish,
+    own_folders,
+    pytest_generate_tests,
+)
 from tests.conformance.test_kernels import _until, execute, kernel, sandboxed
 
 PUT = "lacks ipykernel; it is put there"
@@ -21,7 +27,9 @@ print(subprocess.run(["python3", "-c", child], capture_output=True, text=True).s
 
 
 def test_an_image_without_ipykernel(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: Backend,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It gets a working kernel, from packages in a folder of their own, which the kernel finds
     last and its child processes do not find. When the sandbox is started again, nothing is sent."""

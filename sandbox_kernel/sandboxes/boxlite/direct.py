@@ -30,6 +30,7 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes import creation
 from sandbox_kernel.sandboxes.base import Diagnosis, SandboxClient, SnapshotInfo
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout
 from sandbox_kernel.sandboxes.boxlite import relay, supervisor
@@ -49,7 +50,6 @@ from sandbox_kernel.sandboxes.boxlite.notes import Notes
 from sandbox_kernel.sandboxes.boxlite.runtime import Runtime, State, explain
 from sandbox_kernel.sandboxes.boxlite.sizes import merged
 from sandbox_kernel.sandboxes.boxlite.sizes import sizes as vm_sizes
-from sandbox_kernel.sandboxes.local.processes import ProcessId
 from sandbox_kernel.sandboxes.tinyimage import WAIT, tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.text import printable
@@ -112,7 +112,7 @@ class DirectClient(SandboxClient):
         return await self._make(spec, make)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> DirectHandle:
-        kept = self._records.load(SNAPSHOTS, snapshot)
+        kept = self._snapshot(snapshot)
         whole = merged(kept.sandbox_spec(), spec, snapshot)
         await self.sweep()
 
@@ -123,9 +123,8 @@ class DirectClient(SandboxClient):
 
     async def _make(self, spec: SandboxSpec, make: Any) -> DirectHandle:
         record = Record(self.backend, spec.name, secrets.token_hex(6), spec.to_dict())
-        creator = ProcessId.of(os.getpid())
         record.data["box"] = f"sandbox-kernel-{record.id}"
-        record.data["creator"] = [creator.pid, creator.start] if creator else None
+        creation.begin(record)
         self._records.reserve(record)
         try:
             await asyncio.wait_for(self._start_new(record, make), spec.start_timeout)
@@ -140,7 +139,7 @@ class DirectClient(SandboxClient):
         record.data["box_id"] = await make(record.data["box"])
         self._records.save(record)
         await self._start(record)
-        del record.data["creator"]  # it is whole now
+        creation.finish(record)
         self._records.save(record)
 
     async def _clear_away(self, record: Record) -> str:
@@ -282,18 +281,9 @@ class DirectClient(SandboxClient):
         return [record.name for record in self._records.list(self.backend)]
 
     async def remove(self, name: str) -> None:
-        try:
-            record = self._records.load(self.backend, name)
-        except SandboxNotFound:
+        record = await creation.settled(self._records, self.backend, name)
+        if record is None:
             return
-        deadline = time.monotonic() + record.sandbox_spec().start_timeout
-        while _being_created(record) and time.monotonic() < deadline:
-            # Its creator would not notice that it was removed, so wait until it is done.
-            await asyncio.sleep(_POLL)
-            try:
-                record = self._records.load(self.backend, name)
-            except SandboxNotFound:
-                return
         # A removal that was begun is carried through, also if the caller is cancelled.
         await asyncio.shield(self._destroy(record))
 
@@ -305,16 +295,18 @@ class DirectClient(SandboxClient):
         self._records.delete(record.backend, record.name)
 
     async def sweep(self) -> None:
-        """Remove what nobody wants: boxes whose creation was cut short or whose lease ran out.
-        Called by ``create``; never raises for a single one."""
-        for record in self._records.list(self.backend):
+        """Remove what nobody wants: boxes and snapshots whose creation was cut short, and boxes
+        whose lease ran out. Called by ``create``; never raises for a single one."""
+        for record in (*self._records.list(self.backend), *self._records.list(SNAPSHOTS)):
             try:
-                if _cut_short(record) or await self._lease_over(record):
+                if creation.cut_short(record) or await self._lease_over(record):
                     await self._destroy(record)
             except (OSError, SandboxError, sdk.BoxliteError) as error:
                 _log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
 
     async def _lease_over(self, record: Record) -> bool:
+        if record.backend == SNAPSHOTS:
+            return False
         state = await self.runtime.state(record.data["box"])
         if state is None or state.running:
             return False
@@ -332,12 +324,16 @@ class DirectClient(SandboxClient):
                 f"one point in time: later writes show in it. Stop the sandbox first."
             )
         await self._settle(record, state)
+        await self.sweep()
         kept = Record(SNAPSHOTS, name, secrets.token_hex(6), record.spec)
         kept.data["box"] = f"sandbox-kernel-{kept.id}"
         kept.data["sandbox"] = record.name
+        creation.begin(kept)
         self._records.reserve(kept)
         try:
             await self.runtime.clone(record.data["box"], kept.data["box"])
+            creation.finish(kept)
+            self._records.save(kept)
         except BaseException as error:
             await asyncio.shield(self._clear_away(kept))
             if isinstance(error, sdk.BoxliteError):
@@ -347,8 +343,21 @@ class DirectClient(SandboxClient):
             raise
         return _snapshot_info(kept)
 
+    def _snapshot(self, name: str) -> Record:
+        kept = self._records.load(SNAPSHOTS, name)
+        if creation.unfinished(kept):
+            raise SandboxNotFound(
+                f"The snapshot {name!r} is not whole: it is being made, or its making was cut "
+                f"short. Wait for it, or make it anew."
+            )
+        return kept
+
     async def snapshots(self) -> Sequence[SnapshotInfo]:
-        return [_snapshot_info(kept) for kept in self._records.list(SNAPSHOTS)]
+        return [
+            _snapshot_info(kept)
+            for kept in self._records.list(SNAPSHOTS)
+            if not creation.unfinished(kept)
+        ]
 
     async def remove_snapshot(self, name: str) -> None:
         with contextlib.suppress(SandboxNotFound):
@@ -405,18 +414,3 @@ class DirectClient(SandboxClient):
 
 def _snapshot_info(kept: Record) -> SnapshotInfo:
     return SnapshotInfo(kept.name, BACKEND, str(kept.data["sandbox"]), kept.created, memory=False)
-
-
-def _creator(record: Record) -> ProcessId | None:
-    found = record.data.get("creator")
-    return ProcessId(found[0], found[1]) if found else None
-
-
-def _being_created(record: Record) -> bool:
-    creator = _creator(record)
-    return creator is not None and creator.alive
-
-
-def _cut_short(record: Record) -> bool:
-    creator = _creator(record)
-    return creator is not None and not creator.alive

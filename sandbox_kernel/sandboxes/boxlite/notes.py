@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from sandbox_kernel.paths import data_dir, private_dir
-from sandbox_kernel.sandboxes.local.folders import read_tail, remove_tree
+from sandbox_kernel.sandboxes.files import read_tail, remove_tree
 
 
 class Notes:

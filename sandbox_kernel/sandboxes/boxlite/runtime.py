@@ -28,7 +28,7 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.sandboxes.boxlite.facts import home, remote
 from sandbox_kernel.sandboxes.boxlite.image import Image
-from sandbox_kernel.sandboxes.local.processes import ProcessId
+from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.text import printable
 
 _log = logging.getLogger(__name__)

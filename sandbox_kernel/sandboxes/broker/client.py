@@ -26,7 +26,7 @@ from sandbox_kernel.sandboxes.base import (
 from sandbox_kernel.sandboxes.broker.ends import stream_ends
 from sandbox_kernel.sandboxes.broker.launch import Place
 from sandbox_kernel.sandboxes.broker.protocol import Channel, Hangup, raise_error
-from sandbox_kernel.sandboxes.local.stream import Port
+from sandbox_kernel.sandboxes.port import Port
 from sandbox_kernel.spec import SandboxSpec
 
 _CLOSE_TIMEOUT = 20.0

@@ -20,7 +20,7 @@ from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.broker.process import EXIT_TAKEN, MAX_LOG
 from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup
-from sandbox_kernel.sandboxes.local.folders import read_tail
+from sandbox_kernel.sandboxes.files import read_tail
 
 START_TIMEOUT = 60.0
 _RETIRE_TIMEOUT = 30.0

@@ -19,7 +19,7 @@ from typing import Any
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup, error_message
-from sandbox_kernel.sandboxes.local.stream import Port
+from sandbox_kernel.sandboxes.port import Port
 from sandbox_kernel.spec import SandboxSpec
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,12 +22,12 @@ from typing import Any, ClassVar
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
-    SandboxNotFound,
     SandboxTimeout,
     SandboxUnavailable,
 )
 from sandbox_kernel.guest.jailinit import STOP_GRACE
 from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes import creation
 from sandbox_kernel.sandboxes.base import (
     Capabilities,
     Diagnosis,
@@ -36,9 +35,10 @@ from sandbox_kernel.sandboxes.base import (
     SandboxHandle,
     SandboxInfo,
 )
+from sandbox_kernel.sandboxes.files import read_tail
 from sandbox_kernel.sandboxes.local import bubblewrap, environment
 from sandbox_kernel.sandboxes.local.control import Control, Hangup
-from sandbox_kernel.sandboxes.local.folders import Folders, read_tail
+from sandbox_kernel.sandboxes.local.folders import Folders
 from sandbox_kernel.sandboxes.local.launch import (
     AGENT_FOLDER,
     WORKSPACE,
@@ -47,13 +47,13 @@ from sandbox_kernel.sandboxes.local.launch import (
     guest_command,
 )
 from sandbox_kernel.sandboxes.local.limits import MIB, Cgroup, sweep_cgroups
-from sandbox_kernel.sandboxes.local.processes import ProcessId, reap
 from sandbox_kernel.sandboxes.local.stream import (
     START_TIMEOUT,
     LocalStream,
     check_started,
     open_stream,
 )
+from sandbox_kernel.sandboxes.processes import ProcessId, reap
 from sandbox_kernel.spec import SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,6 @@ _log = logging.getLogger(__name__)
 _KILL_TIMEOUT = 10.0
 _INFO_TIMEOUT = 5.0
 _ERROR_TAIL = 1500
-_POLL = 0.02
 _NO_NETWORK = "The local jail has no network yet; leave it empty, or use a backend with egress."
 
 
@@ -162,6 +161,9 @@ class LocalHandle(SandboxHandle):
         except SandboxTimeout as error:
             detail["problem"] = str(error)
         except SandboxGone:
+            if init is not None:
+                # It hangs up a moment before the last of its processes has ended.
+                await asyncio.to_thread(init.wait, _INFO_TIMEOUT)
             state = _saved_state(self._folders)
             status = "stopped" if self._folders.base.exists() else "gone"
             detail["reason"] = _reason(self._record)
@@ -242,9 +244,8 @@ class LocalClient(SandboxClient):
         folders = Folders.of(spec, sandbox_id)
         launch = await asyncio.to_thread(Launch, spec, sandbox_id, folders, python)
         record = Record(self.backend, spec.name, sandbox_id, spec.to_dict())
-        creator = ProcessId.of(os.getpid())
         record.data["folders"] = folders.to_json()
-        record.data["creator"] = [creator.pid, creator.start] if creator else None
+        creation.begin(record)
         self._records.reserve(record)
         try:
             launch.start()
@@ -270,6 +271,7 @@ class LocalClient(SandboxClient):
         if not await launch.let_go():
             raise Hangup
         record.data.update(launch.facts())
+        creation.finish(record)
         self._records.save(record)
         runtime = Path(record.data["folders"]["runtime"])
         control, _ = await Control.request(
@@ -289,18 +291,9 @@ class LocalClient(SandboxClient):
         return [record.name for record in self._records.list(self.backend)]
 
     async def remove(self, name: str) -> None:
-        try:
-            record = self._records.load(self.backend, name)
-        except SandboxNotFound:
+        record = await creation.settled(self._records, self.backend, name)
+        if record is None:
             return
-        deadline = time.monotonic() + record.sandbox_spec().start_timeout
-        while _being_created(record) and time.monotonic() < deadline:
-            # Its creator would not notice that it was removed, so wait until it is done.
-            await asyncio.sleep(_POLL)
-            try:
-                record = self._records.load(self.backend, name)
-            except SandboxNotFound:
-                return
         # A removal that was begun is carried through, also if the caller is cancelled.
         await asyncio.shield(asyncio.to_thread(self._destroy, record))
 
@@ -389,14 +382,9 @@ def _kill(record: Record) -> bool:
     return ended
 
 
-def _being_created(record: Record) -> bool:
-    creator = _process(record, "creator")
-    return "init" not in record.data and creator is not None and creator.alive
-
-
 def _unwanted(record: Record) -> bool:
-    if "init" not in record.data:
-        return not _being_created(record)
+    if creation.unfinished(record):
+        return creation.cut_short(record)
     init = _process(record, "init")
     if init is not None and init.alive:
         return False
@@ -419,7 +407,7 @@ def _reason(record: Record) -> str:
         return str(said)[:500]
     if not folders.base.exists():
         return "it was removed"
-    if "init" not in record.data:
+    if creation.unfinished(record):
         return "its creation was interrupted"
     return "it was killed from outside, or the host was restarted"
 

@@ -23,9 +23,9 @@ from sandbox_kernel.sandboxes.local.control import listen
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.folders import Folders
 from sandbox_kernel.sandboxes.local.limits import Cgroup, Limits
-from sandbox_kernel.sandboxes.local.processes import ProcessId, adopt, reap
 from sandbox_kernel.sandboxes.local.program import compiled_guest
-from sandbox_kernel.sandboxes.local.stream import Port
+from sandbox_kernel.sandboxes.port import Port
+from sandbox_kernel.sandboxes.processes import ProcessId, adopt, reap
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
 
 WORKSPACE = "/workspace"

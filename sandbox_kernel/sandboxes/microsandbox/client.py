@@ -10,41 +10,35 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-import os
 import secrets
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import microsandbox as sdk
 
 from sandbox_kernel.errors import (
     SandboxError,
-    SandboxExists,
-    SandboxGone,
-    SandboxNotFound,
     SandboxTimeout,
     SandboxUnavailable,
     SpecRefused,
 )
-from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes import creation
 from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient, SnapshotInfo
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
-from sandbox_kernel.sandboxes.local.processes import ProcessId
 from sandbox_kernel.sandboxes.microsandbox import images, machine
-from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle, snapshot_info
+from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
+from sandbox_kernel.sandboxes.microsandbox.snapshots import Snapshots
 from sandbox_kernel.sandboxes.tinyimage import tiny_layout
-from sandbox_kernel.spec import SandboxSpec, check_name
+from sandbox_kernel.spec import SandboxSpec
 
 DEFAULT_MEMORY_MIB = 1024
 _JOURNAL_MIB = 64
 """What an ext4 file system needs for itself, at least; the SDK cannot make one without it."""
-_COPY_TIMEOUT = 600.0
-_POLL = 0.1
 _IN_GUEST = (
     "A microVM is root of its own kernel, so this could not be held; memory_mib and cpus are."
 )
@@ -82,6 +76,7 @@ class MicrosandboxClient(SandboxClient):
     def __init__(self) -> None:
         self.log = logging.getLogger(__name__)
         self._records = Records()
+        self._snapshots = Snapshots(self.backend)
 
     # --- making
 
@@ -125,11 +120,8 @@ class MicrosandboxClient(SandboxClient):
         """Reserve the name, make the VM, see that it works; or leave nothing."""
         spec = record.sandbox_spec()
         record.id = secrets.token_hex(6)
-        record.data = {
-            "vm": f"sk-{spec.name}-{record.id}",
-            "creator": _this_process(),
-            "limits": _limits(spec),
-        }
+        record.data = {"vm": f"sk-{spec.name}-{record.id}", "limits": _limits(spec)}
+        creation.begin(record)
         self._records.reserve(record)
         handle = MicrosandboxHandle(record, self)
         try:
@@ -154,7 +146,7 @@ class MicrosandboxClient(SandboxClient):
             raise SandboxError(f"The network of the microVM {vm!r} is not off, as it must be.")
         if booted:
             await handle.set_up()
-        record.data["ready"] = True
+        creation.finish(record)
         self._records.save(record)
 
     async def _undo(self, record: Record, error: BaseException) -> BaseException:
@@ -188,18 +180,9 @@ class MicrosandboxClient(SandboxClient):
         return [record.name for record in self._records.list(self.backend)]
 
     async def remove(self, name: str) -> None:
-        try:
-            record = self._records.load(self.backend, name)
-        except SandboxNotFound:
+        record = await creation.settled(self._records, self.backend, name)
+        if record is None:
             return
-        deadline = time.monotonic() + record.sandbox_spec().start_timeout
-        while _being_created(record) and time.monotonic() < deadline:
-            # Its creator would not notice that it was removed, so wait until it is done.
-            await asyncio.sleep(_POLL)
-            try:
-                record = self._records.load(self.backend, name)
-            except SandboxNotFound:
-                return
         try:
             # A removal that was begun is carried through, also if the caller is cancelled.
             await asyncio.shield(self._destroy(record))
@@ -223,8 +206,8 @@ class MicrosandboxClient(SandboxClient):
                 self.log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
 
     async def _unwanted(self, record: Record) -> bool:
-        if not record.data.get("ready"):
-            return not _being_created(record)
+        if creation.unfinished(record):
+            return creation.cut_short(record)
         vm = record.data["vm"]
         if record.data.get("ended") or await machine.status(vm) in ("running", "paused"):
             return False
@@ -234,47 +217,12 @@ class MicrosandboxClient(SandboxClient):
 
     async def keep(self, handle: MicrosandboxHandle, name: str) -> SnapshotInfo:
         """Make a snapshot of a running sandbox with its memory (``SandboxHandle.snapshot``)."""
-        check_name(name, "A snapshot name")
-        kept = self._kept()
-        source = self._records.load(self.backend, handle.name)
-        record = Record(self.backend, name, secrets.token_hex(6), source.spec)
-        record.kernel = dict(source.kernel)
-        record.data = {
-            "sandbox": handle.name,
-            "snapshot": f"sk-{name}-{record.id}",
-            "creator": _this_process(),
-        }
-        try:
-            kept.reserve(record)
-        except SandboxExists:
-            raise SandboxExists(
-                f"A snapshot named {name!r} exists already in the backend {self.backend!r}."
-            ) from None
-        try:
-            making = sdk.Snapshot.create(
-                record.data["snapshot"], from_sandbox=source.data["vm"], group=_GROUP, full=True
-            )
-            made = await asyncio.wait_for(making, _COPY_TIMEOUT)
-        except BaseException as error:
-            kept.delete(self.backend, name)
-            if isinstance(error, sdk.SandboxNotRunningError):
-                raise SandboxGone(
-                    f"Sandbox {handle.name!r} does not run, so its memory cannot be kept."
-                ) from error
-            if isinstance(error, sdk.MicrosandboxError):
-                raise SandboxError(
-                    f"No snapshot of sandbox {handle.name!r} could be made: {error}"
-                ) from error
-            raise
-        record.data["reference"] = made.reference
-        record.data["ready"] = True
-        kept.save(record)
-        return snapshot_info(record)
+        return await self._snapshots.make(self._records.load(self.backend, handle.name), name)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> MicrosandboxHandle:
         """As the surface says: the sandbox goes on where the snapshot was taken. What the spec
         asks for in memory, CPUs, disk and image must be what the snapshot has, or be left out."""
-        record = self._load_snapshot(snapshot)
+        record = self._snapshots.load(snapshot)
         taken = SandboxSpec.from_mapping(record.spec)
         for field in ("image", "memory_mib", "cpus", "disk_mib"):
             if getattr(spec, field) not in (None, getattr(taken, field)):
@@ -303,38 +251,10 @@ class MicrosandboxClient(SandboxClient):
         return await self.copy(spec, record, make)
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:
-        return [
-            snapshot_info(record)
-            for record in self._kept().list(self.backend)
-            if record.data.get("ready")
-        ]
+        return self._snapshots.list()
 
     async def remove_snapshot(self, name: str) -> None:
-        try:
-            record = self._kept().load(self.backend, name)
-        except SandboxNotFound:
-            return
-        try:
-            reference = record.data.get("reference") or record.data["snapshot"]
-            await asyncio.wait_for(sdk.Snapshot.remove(reference, force=True), _COPY_TIMEOUT)
-        except sdk.MicrosandboxError as error:
-            if "not found" not in str(error):
-                raise SandboxError(f"Snapshot {name!r} could not be removed: {error}") from error
-        self._kept().delete(self.backend, name)
-
-    def _load_snapshot(self, name: str) -> Record:
-        try:
-            record = self._kept().load(self.backend, name)
-        except SandboxNotFound:
-            record = None
-        if record is None or not record.data.get("ready"):
-            raise SandboxNotFound(f"No snapshot named {name!r} in the backend {self.backend!r}.")
-        return record
-
-    @staticmethod
-    def _kept() -> Records:
-        """Records of snapshots, with the tokens of the agents in them."""
-        return Records(private_dir(data_dir() / "snapshots"))
+        await self._snapshots.remove(name)
 
     # --- diagnosis
 
@@ -347,9 +267,6 @@ class MicrosandboxClient(SandboxClient):
             return [Diagnosis(False, f"microsandbox {version} is not complete: {error}", fix)]
         found = [Diagnosis(True, f"microsandbox {version} ({runtime.msb_path})")]
         return [*found, await boot_check(self.backend, version, _boot, timeout=boot_timeout())]
-
-
-_GROUP = "sandbox-kernel"
 
 
 async def _boot() -> None:
@@ -411,13 +328,3 @@ def _limits(spec: SandboxSpec) -> dict[str, str]:
     if spec.disk_mib:
         limits["disk_mib"] = f"{spec.disk_mib} MiB (disk of the microVM)"
     return limits
-
-
-def _this_process() -> list[int] | None:
-    found = ProcessId.of(os.getpid())
-    return [found.pid, found.start] if found else None
-
-
-def _being_created(record: Record) -> bool:
-    creator: Any = record.data.get("creator")
-    return not record.data.get("ready") and bool(creator) and ProcessId(*creator).alive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -292,14 +291,3 @@ class MicrosandboxHandle(SandboxHandle):
 
 def _limits(record: Record) -> dict[str, str]:
     return {str(key): str(value) for key, value in record.data.get("limits", {}).items()}
-
-
-def snapshot_info(record: Record) -> SnapshotInfo:
-    """What a snapshot's record says."""
-    return SnapshotInfo(
-        name=record.name,
-        backend=record.backend,
-        sandbox=str(record.data.get("sandbox", "")),
-        created=record.created or time.time(),
-        memory=True,
-    )

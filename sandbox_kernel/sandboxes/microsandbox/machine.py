@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -21,16 +22,19 @@ import microsandbox as sdk
 from microsandbox import _microsandbox as native
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
-from sandbox_kernel.sandboxes.local.processes import ProcessId
+from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.text import printable
 
 T = TypeVar("T")
 KILL_TIMEOUT = 10.0
-_ATTEMPTS, _TOO_OLD = 5, "upgrade msb"
+_TOO_OLD = "upgrade msb"
+_INSIST, _PAUSE = 120.0, 0.5
 _TAIL = 256 * 1024
 _REASON = 800
 _OOM = re.compile(r"Out of memory: Killed process \d+ \(([^)\n]{1,64})\)")
 _IDLE = "sandbox idle, requesting guest shutdown"
+_ABOUT_A_CLIENT = "agent relay: handshake"
+"""In lines that tell of somebody who hung up, not of the VM."""
 
 
 def home() -> Path:
@@ -45,16 +49,17 @@ def folder(vm: str) -> Path:
 async def insist(attempt: Callable[[], Awaitable[T]], vm: str = "") -> T:
     """Start a VM. Before it does, the SDK asks its own program what that can do; on a busy machine
     it does not wait long enough for the answer, and takes the program for one that is too old. So
-    it is asked several times. ``vm`` is a new one, of which a failed attempt leaves a folder."""
-    for _ in range(_ATTEMPTS - 1):
+    it is asked again for a time. ``vm`` is a new one, of which a failed attempt leaves a folder."""
+    deadline = time.monotonic() + _INSIST
+    while True:
         try:
             return await attempt()
         except (sdk.UnsupportedError, SandboxError) as error:
-            if _TOO_OLD not in str(error):
+            if _TOO_OLD not in str(error) or time.monotonic() > deadline:
                 raise
             if vm:
                 await destroy(vm)
-    return await attempt()
+            await asyncio.sleep(_PAUSE)
 
 
 async def status(vm: str) -> str | None:
@@ -175,7 +180,11 @@ def why_ended(vm: str) -> str:
 def why_not_started(vm: str) -> str:
     """What the SDK's log has in errors about a VM that did not start, or failed later."""
     lines = _tail(folder(vm) / "logs" / "runtime.log").splitlines()
-    errors = [line.partition(" ")[2].strip() for line in lines if " ERROR " in line]
+    errors = [
+        line.partition(" ")[2].strip()
+        for line in lines
+        if " ERROR " in line and _ABOUT_A_CLIENT not in line
+    ]
     return " ".join(errors)[-_REASON:]
 
 
