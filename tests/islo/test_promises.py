@@ -80,7 +80,7 @@ async def test_no_api_key_in_serialized_state(
     client: IsloClient, emulator: Running, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Neither key nor session token is in records, logs, errors or representations."""
-    caplog.set_level(logging.DEBUG, logger="sandbox_kernel")
+    caplog.set_level(logging.DEBUG)  # of everybody, also of httpx
     async with sandbox(client) as handle:
         await handle.shell("true", timeout=LIMIT)
         emulator.fault("GET /sandboxes/", "status", status=401, times=2)
