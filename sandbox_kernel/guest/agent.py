@@ -23,6 +23,7 @@ from .kernel import CHANNELS, Kernel, LaunchError
 from .loop import Loop
 from .peer import Peer
 from .pump import Pump
+from .recorder import MAX_LIMIT, Recorder
 from .rekey import MAX_REQUEST, is_request, reseed
 from .warmprocess import WarmProcess, kernel_command
 from .wire import VERSION, WireError
@@ -65,6 +66,9 @@ class Agent:
         self._connect_timer: object = None
         self._launched_at = 0.0
         self.kernel = Kernel(self.loop, folder, self._kernel_exited)
+        self._recorder = Recorder(
+            self.loop, lambda: self.kernel.connect("iopub"), lambda: self.kernel.running
+        )
         self._calls: Dict[str, Callable[..., Any]] = {
             "info": self._call_info,
             "launch": self._call_launch,
@@ -73,6 +77,7 @@ class Agent:
             "usage": self.kernel.usage,
             "logs": self.kernel.log.tail,
             "lease": self._call_lease,
+            "record": self._call_record,
             "kill": self._call_kill,
             "shutdown": self._call_shutdown,
         }
@@ -256,6 +261,8 @@ class Agent:
         elif kind == "kernel" and rest in CHANNELS:
             self._waiting.append(_KernelStream(self, stream, rest))
             self._connect_waiting()
+        elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
+            self._recorder.send(peer, stream, int(rest))
         else:
             stream.reset("there is no %r here" % target)
 
@@ -324,6 +331,7 @@ class Agent:
                 return later.fail(CallError("launch", str(failure)))
             later.finish(self.kernel.status())
             self._launched_at = self.loop.time()
+            self._recorder.launched()
             self._connect_waiting()
             if warm:
                 self.kernel.warm.prepare(kernel_command(argv, self._folder))
@@ -345,6 +353,11 @@ class Agent:
             raise CallError("value", "a lease of %r seconds" % seconds)
         self._lease = float(seconds)
         return {"lease": self._lease}
+
+    def _call_record(self, limit: int) -> Dict[str, Any]:
+        if not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
+            raise CallError("value", "a recording of %r bytes" % limit)
+        return self._recorder.start(limit)
 
     def _call_shutdown(self) -> Dict[str, Any]:
         self.kernel.kill()

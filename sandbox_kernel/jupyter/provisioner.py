@@ -29,7 +29,7 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SpecError,
 )
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter import hosting, lifecycle
 from sandbox_kernel.jupyter.configuration import (
     OWN_FIELDS,
     OWN_HELP,
@@ -84,6 +84,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         check_keys(kwargs, f"The kernelspec of kernel {base.get('kernel_id', '')}")
         super().__init__(**base)
         self._kernel: SandboxedKernel | None = None
+        self._paused: dict[str, Any] = {}
         self._has_process = False
         self._folder: str | None = None
 
@@ -103,6 +104,12 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel.handle.name if self._kernel else None
 
     @property
+    def kernel(self) -> SandboxedKernel | None:
+        """The kernel with its sandbox, once there is one. Its coroutines are for the background
+        loop."""
+        return self._kernel
+
+    @property
     def death(self) -> str:
         """Why the kernel ended, in words; empty while it runs."""
         return self._kernel.death if self._kernel else ""
@@ -119,6 +126,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel.pid if self._kernel else None
 
     async def poll(self) -> int | None:
+        if self._paused:
+            return None
         if self._kernel is None or not self._has_process:
             return 0
         return self._kernel.exit_code
@@ -131,10 +140,12 @@ class SandboxProvisioner(KernelProvisionerBase):
         return code
 
     async def send_signal(self, signum: int) -> None:
+        await self.resume()
         if self._kernel is not None:
             await run(self._kernel.send_signal(signum))
 
     async def kill(self, restart: bool = False) -> None:
+        await self.resume()
         if self._kernel is None:
             return
         try:
@@ -148,6 +159,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         await self.send_signal(signal.SIGTERM)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
+        await self.resume()
         if self._kernel is None:
             return
         self._kernel.expect_exit()
@@ -211,6 +223,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         if new:
             self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
         self._has_process = True
+        for observer in lifecycle.observers:
+            await observer.launched(self)
         return self.connection_info
 
     async def _launch(
@@ -221,6 +235,8 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._kernel = await hosting.create_kernel(configuration, argv, self.log)
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
+        for observer in lifecycle.observers:
+            await observer.launching(self, kernel)
         await kernel.launch(
             argv,
             env=self._guest_env(env, configuration),
@@ -277,6 +293,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         kernel, self._kernel = self._kernel, None
         if kernel is not None:
             await run(hosting.remove_kernel(kernel))
+            for observer in lifecycle.observers:
+                await observer.ended(self)
         if self._folder is not None:
             self._folder = None
             if self.parent is not None:
@@ -291,6 +309,38 @@ class SandboxProvisioner(KernelProvisionerBase):
         if kernel is not None:
             hosting.disown(kernel)
             await run(kernel.detach())
+
+    @property
+    def can_pause(self) -> bool:
+        return self._kernel is not None and self._kernel.client.capabilities.pause
+
+    @property
+    def paused(self) -> bool:
+        return bool(self._paused)
+
+    async def pause(self) -> None:
+        """Freeze the sandbox with the kernel in it, until ``resume``. For backends that can."""
+        if self._kernel is None:
+            return
+        info, handle = await self.get_provisioner_info(), self._kernel.handle
+        await self.detach()
+        self._paused, self._has_process = info, True
+        try:
+            await run(handle.pause())
+        except SandboxError:
+            await self.resume()
+            raise
+
+    async def resume(self) -> None:
+        """Let a kernel that was paused go on. No error if it was not."""
+        info, self._paused = self._paused, {}
+        if not info:
+            return
+        try:
+            await self.load_provisioner_info(info)
+        except BaseException:
+            self._paused = info
+            raise
 
     def get_stable_start_time(self, recommended: float = 10.0) -> float:
         with contextlib.suppress(SpecError):

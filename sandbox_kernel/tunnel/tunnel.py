@@ -19,14 +19,17 @@ from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
     SandboxNotFound,
+    SandboxTimeout,
     SessionRefused,
     TunnelError,
 )
 from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.wire import VERSION
 from sandbox_kernel.guest.wire.handshake import Hello
+from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel.control import ControlClient
+from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Endpoint
 from sandbox_kernel.tunnel.links import codec_for, connect
 
@@ -64,6 +67,7 @@ class Tunnel:
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
+        self._downloads: set[Download] = set()
         self._lost = asyncio.Event()
         self._delay = 0.0
         self._connected_at = self._loop.time()
@@ -103,6 +107,26 @@ class Tunnel:
         endpoint = Endpoint(self._peer, address, target, priority)
         self._endpoints.append(endpoint)
         return endpoint
+
+    async def fetch(self, target: str, limit: int, *, timeout: float) -> bytes:
+        """All that ``target`` in the sandbox has to say, at most ``limit`` bytes of it."""
+        if self.failure is not None:
+            raise self.failure
+        stream = self._peer.mux.open(target, BULK)
+        download = Download(self._peer, stream, self._handle.name, limit)
+        self._downloads.add(download)
+        self._peer.flush_soon()
+        try:
+            return await asyncio.wait_for(download.done, timeout)
+        except asyncio.TimeoutError:
+            stream.reset("nobody waits any more")
+            self._peer.flush_soon()
+            raise SandboxTimeout(
+                f"The agent in sandbox {self._handle.name!r} did not send {target!r} within "
+                f"{timeout:g} s."
+            ) from None
+        finally:
+            self._downloads.discard(download)
 
     def close_endpoints(self) -> None:
         for endpoint in self._endpoints:
@@ -197,6 +221,8 @@ class Tunnel:
         self._peer.detach()
         self.close_endpoints()
         self.control.fail(error)
+        for download in self._downloads:
+            download.fail(error)
         self._peer.mux.close()
         if not quiet:
             self._on_failed(error)
