@@ -221,7 +221,10 @@ class _Subscriber:
             self._fail(str(error))
             return False
         if not data:
-            self._fail("the kernel has closed its output socket")
+            if self._greeted:
+                self._fail("the kernel has closed its output socket")
+            else:
+                self._fail("the kernel does not speak plainly; is its output encrypted?", True)
             return False
         if self._skip:
             skipped = min(self._skip, len(data))
@@ -262,7 +265,7 @@ class _Subscriber:
         greeting = bytes(self._data[:_GREETING_SIZE])
         mechanism = greeting[12:32].rstrip(b"\0")
         if greeting[0] != 0xFF or greeting[10] < 3 or mechanism != b"NULL":
-            self._fail("the kernel encrypts its output (%r)" % mechanism[:20], final=True)
+            self._fail("the kernel does not speak plainly; is its output encrypted?", True)
             return False
         del self._data[:_GREETING_SIZE]
         self._greeted = True

@@ -87,7 +87,9 @@ class JupyterServer:
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{method} {path}: {error} {error.read()!r}\n{self.log}") from error
+            raise AssertionError(
+                f"{method} {path}: {error} {error.read()!r}\n{self.log}"
+            ) from error
         return json.loads(text) if text else None
 
     def notebook(self, path: str, cells: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -213,10 +215,17 @@ class Tab:
                 seen.add(message["id"])
         return text
 
-    def doubles(self) -> int:
-        """How many messages of the output came twice."""
-        ids = [m["id"] for m in self.messages if m["channel"] == "iopub"]
-        return len(ids) - len(set(ids))
+    def doubles(self) -> list[str]:
+        """Messages of the output that came twice."""
+        first: dict[str, int] = {}
+        found = []
+        for number, message in enumerate(self.messages):
+            if message["channel"] == "iopub":
+                if message["id"] in first:
+                    content = message["content"]
+                    found.append(f"{first[message['id']]} {number} {message['kind']} {content}")
+                first.setdefault(message["id"], number)
+        return found
 
     def run(self, code: str) -> str:
         """Run a cell that must not fail; what it printed."""

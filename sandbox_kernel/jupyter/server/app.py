@@ -172,8 +172,16 @@ class SandboxServer(ExtensionApp):
         return getattr(provisioner.parent, "parent", None) is self.manager
 
     async def launching(self, provisioner: SandboxProvisioner, kernel: SandboxedKernel) -> None:
-        if self._ours(provisioner) and self.record_mib:
-            await kernel.record(self._limit)
+        if not self._ours(provisioner) or not self.record_mib:
+            return
+        if provisioner.connection_info.get("curve_publickey"):
+            self.log.warning(
+                "Output of kernel %s that is made while there is no server will be lost: its "
+                "transport is encrypted, so its sandbox cannot record it.",
+                provisioner.kernel_id,
+            )
+            return
+        await kernel.record(self._limit)
 
     async def launched(self, provisioner: SandboxProvisioner) -> None:
         if not self._ours(provisioner):

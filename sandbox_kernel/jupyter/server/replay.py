@@ -72,10 +72,19 @@ class Outlet:
         self._kernel = kernel
         self._limit = limit
         self._seen = Seen(kernel_id)
+        self._sent = self._got = 0
 
-    def got(self, message_id: str) -> None:
-        """A client has got this message."""
-        self._seen.mark(message_id)
+    def sending(self, message_id: str) -> Callable[[], None]:
+        """This message is sent to a client now; to be called when the client has got it. That
+        may be known late, after it is known for messages that were sent later."""
+        self._sent = number = self._sent + 1
+
+        def got() -> None:
+            if number > self._got:
+                self._got = number
+                self._seen.mark(message_id)
+
+        return got
 
     async def recorded(self, since: int = 0) -> Recording:
         kernel = self._kernel()
@@ -120,15 +129,16 @@ def protocol_version(recording: Recording) -> str:
     return ""
 
 
-def unanswered(messages: Sequence[Sequence[bytes]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Cells that ended in these messages: (header of the request, content of the reply).
+def unanswered(recording: Recording, missed: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Cells that ended in the last ``missed`` messages of a recording: (header of the request,
+    content of the reply).
 
     A reply itself goes to the one who asked, and who was gone. What it said follows from what the
     kernel told everybody.
     """
     replies: dict[str, dict[str, Any]] = {}
     ended = []
-    for parts in messages:
+    for number, parts in enumerate(recording.messages, missed - len(recording.messages)):
         envelope = open_envelope(parts)
         if envelope is None or envelope.parent.get("msg_type") != "execute_request":
             continue
@@ -143,6 +153,6 @@ def unanswered(messages: Sequence[Sequence[bytes]]) -> list[tuple[dict[str, Any]
             error = envelope.content()
             reply.update({k: error.get(k) for k in ("ename", "evalue", "traceback")})
             reply["status"] = "error"
-        elif envelope.kind == "status" and envelope.content().get("execution_state") == "idle":
+        elif number >= 0 and envelope.content().get("execution_state") == "idle":
             ended.append((envelope.parent, reply))
     return ended

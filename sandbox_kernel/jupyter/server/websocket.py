@@ -47,6 +47,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         self._held: list[list[bytes]] = []
         self._arrived = asyncio.Event()
         self._answered: set[str] = set()
+        self._sent: set[str] = set()
+        """Ids of what the recording has given, while live messages may still be among them."""
         self._unlimited = False
         self._message_id = ""
 
@@ -96,7 +98,15 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             self._held.append(outgoing_msg)
             self._arrived.set()
             return None
-        return self._pass_on(outgoing_msg)
+        return self._live(outgoing_msg)
+
+    def _live(self, parts: list[bytes]) -> None:
+        """The live channel lags behind the recording, so it may begin with what has been sent."""
+        if self._sent:
+            if not self._sent.isdisjoint(_ids([parts])):
+                return
+            self._sent.clear()
+        self._pass_on(parts)
 
     def _pass_on(self, parts: list[bytes]) -> None:
         iopub = self.channels.get("iopub")
@@ -116,16 +126,16 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         if not message_id or outlet is None:
             return write
 
+        got = outlet.sending(message_id)
+
         def write_and_note(*args: Any, **kwargs: Any) -> Any:
             written = write(*args, **kwargs)
             connection = self.websocket_handler.ws_connection
             stream = getattr(connection, "stream", None)
             if stream is not None and not stream.writing():
-                outlet.got(message_id)  # the system has it all
+                got()  # the system has it all
             else:
-                written.add_done_callback(
-                    lambda done: None if done.exception() else outlet.got(message_id)
-                )
+                written.add_done_callback(lambda done: None if done.exception() else got())
             return written
 
         return write_and_note
@@ -136,7 +146,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
     # --- joining
 
     async def _join(self, outlet: Outlet) -> None:
-        sent: set[str] = set()
+        sent = self._sent
         try:
             # The channels are opened by the caller of this turn of the loop.
             await asyncio.sleep(0)
@@ -145,7 +155,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             if incomplete:
                 self._tell_lost(messages)
             self._replay(messages)
-            self._reply(messages)
+            self._reply(unanswered(recording, len(messages)))
             await self._first_live(outlet, sent, recording.next)
         except SandboxError as error:
             self.log.error(
@@ -157,8 +167,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         self._joining = None
         held, self._held = self._held, []
         for parts in held:
-            if sent.isdisjoint(_ids([parts])):
-                self._pass_on(parts)
+            self._live(parts)
 
     async def _first_live(self, outlet: Outlet, sent: set[str], since: int) -> None:
         """Wait for the first live message, then send what the recording has up to it."""
@@ -187,9 +196,9 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         finally:
             self._unlimited = False
 
-    def _reply(self, messages: Sequence[list[bytes]]) -> None:
+    def _reply(self, ended: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """The replies that this client has missed."""
-        for request, content in unanswered(messages):
+        for request, content in ended:
             mine = request.get("session") == self.session.session
             if mine and str(request.get("msg_id")) not in self._answered:
                 self._send("shell", self.session.msg("execute_reply", content, parent=request))
