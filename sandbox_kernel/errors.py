@@ -24,7 +24,6 @@
         +-- StoreError            the store cannot be read or written
         |   +-- StoreDamaged      it holds what cannot be right
         +-- ExportConflict        files of the host would be written over
-        +-- TransferCancelled     a persist or hydrate was cancelled
 
 A message says what failed, in which sandbox, and what to do next.
 """
@@ -130,7 +129,3 @@ class StoreDamaged(StoreError):
 
 class ExportConflict(WorkspaceError):
     """Files that have changed on the host would be written over; nothing was written."""
-
-
-class TransferCancelled(WorkspaceError):
-    """A persist or hydrate was cancelled; the store is as it was."""

@@ -37,6 +37,7 @@ from .wire.handshake import (
     encode_welcome,
 )
 from .wire.mux import Stream
+from .workspace.process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
 _ALIVE_INTERVAL = 5.0
@@ -65,6 +66,7 @@ class Agent:
         self._connect_timer: object = None
         self._launched_at = 0.0
         self.kernel = Kernel(self.loop, folder, self._kernel_exited)
+        self._helper = Helper()
         self._calls: Dict[str, Callable[..., Any]] = {
             "info": self._call_info,
             "launch": self._call_launch,
@@ -88,6 +90,7 @@ class Agent:
             signal.set_wakeup_fd(-1)
             self.kernel.kill()
             self.kernel.warm.close()
+            self._helper.close()
             os.unlink(os.path.join(self._folder, SOCKET))
             listener.close()
             wakeup.close()
@@ -256,8 +259,22 @@ class Agent:
         elif kind == "kernel" and rest in CHANNELS:
             self._waiting.append(_KernelStream(self, stream, rest))
             self._connect_waiting()
+        elif kind == "workspace":
+            self._open_workspace(peer, stream)
         else:
             stream.reset("there is no %r here" % target)
+
+    def _open_workspace(self, peer: Peer, stream: Stream) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            pump = Pump(self.loop, peer, stream, ours, self._pumps.discard)
+            self._pumps.add(pump)
+        except OSError as error:
+            return stream.reset(str(error))
+        try:
+            self._helper.hand_over(theirs)
+        except OSError as error:
+            pump.close(str(error))
 
     def _connect_waiting(self) -> None:
         """Connect the streams that wait for the kernel's sockets, again and again while it

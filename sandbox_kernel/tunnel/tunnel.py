@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from sandbox_kernel.errors import (
     TunnelError,
 )
 from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.pump import Pump
 from sandbox_kernel.guest.wire import VERSION
 from sandbox_kernel.guest.wire.handshake import Hello
 from sandbox_kernel.sandboxes.base import SandboxHandle
@@ -64,6 +66,7 @@ class Tunnel:
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
+        self._channels: set[Pump] = set()
         self._lost = asyncio.Event()
         self._delay = 0.0
         self._connected_at = self._loop.time()
@@ -103,6 +106,17 @@ class Tunnel:
         endpoint = Endpoint(self._peer, address, target, priority)
         self._endpoints.append(endpoint)
         return endpoint
+
+    def channel(self, target: str, priority: int) -> socket.socket:
+        """A stream to ``target`` as a blocking socket, for a thread that is not the loop's. Closing
+        it ends the stream; its end means that the stream, or the tunnel, is over."""
+        if self.failure is not None:
+            raise self.failure
+        ours, theirs = socket.socketpair()
+        stream = self._peer.mux.open(target, priority)
+        self._channels.add(Pump(self._loop, self._peer, stream, ours, self._channels.discard))
+        self._peer.flush_soon()
+        return theirs
 
     def close_endpoints(self) -> None:
         for endpoint in self._endpoints:
@@ -197,6 +211,8 @@ class Tunnel:
         self._peer.detach()
         self.close_endpoints()
         self.control.fail(error)
+        for pump in list(self._channels):
+            pump.close("the tunnel is closed")
         self._peer.mux.close()
         if not quiet:
             self._on_failed(error)
