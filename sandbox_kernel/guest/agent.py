@@ -44,6 +44,7 @@ _ALIVE_INTERVAL = 5.0
 _HELLO_TIMEOUT = 30.0
 _MAX_GREETERS = 16
 _ACCEPT_PAUSE = 1.0
+_PAUSE, _QUIET = 0.01, 0.1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,7 +59,10 @@ class Agent:
         self._session_id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
-        self._pumps: Set[Pump] = set()
+        self._pumps: Set[Pump] = set()  # of the kernel's channels
+        self._bulk: Set[Pump] = set()  # of workspace streams
+        self._kernel_moved = 0
+        self._kernel_busy_at = -_QUIET
         self._waiting: List[_KernelStream] = []
         self._controls: Set[ControlServer] = set()
         self._greeters: List[_Greeter] = []
@@ -242,7 +246,7 @@ class Agent:
         if self._peer is None:
             return
         self._peer.detach()
-        for pump in list(self._pumps):
+        for pump in [*self._pumps, *self._bulk]:
             pump.close("the session is over")
         self._waiting.clear()
         self._controls.clear()
@@ -267,14 +271,22 @@ class Agent:
     def _open_workspace(self, peer: Peer, stream: Stream) -> None:
         try:
             ours, theirs = socket.socketpair()
-            pump = Pump(self.loop, peer, stream, ours, self._pumps.discard)
-            self._pumps.add(pump)
+            pump = Pump(self.loop, peer, stream, ours, self._bulk.discard, self._polite)
+            self._bulk.add(pump)
         except OSError as error:
             return stream.reset(str(error))
         try:
             self._helper.hand_over(theirs)
         except OSError as error:
             pump.close(str(error))
+
+    def _polite(self) -> float:
+        """How long files wait for the kernel's messages before they go on: while cells run, a
+        transfer takes a small part of the machine, and else all of it."""
+        moved, now = sum(pump.moved for pump in self._pumps), self.loop.time()
+        if moved != self._kernel_moved:
+            self._kernel_moved, self._kernel_busy_at = moved, now
+        return _PAUSE if now - self._kernel_busy_at < _QUIET else 0.0
 
     def _connect_waiting(self) -> None:
         """Connect the streams that wait for the kernel's sockets, again and again while it

@@ -11,7 +11,7 @@ import os
 import posixpath
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ ATTEMPTS = 6
 FIRST_PAUSE = 0.1
 _TEMPORARY = "tmp"
 _OLD = 24 * 3600
+_BUFFER = 2**18
 
 
 class Blobs(Protocol):
@@ -33,7 +34,7 @@ class Blobs(Protocol):
     def get(self, path: str) -> bytes: ...
     def get_range(self, path: str, start: int, length: int) -> bytes: ...
     def size(self, path: str) -> int: ...
-    def put(self, path: str, data: bytes | bytearray) -> None: ...
+    def put(self, path: str, *parts: bytes | memoryview) -> None: ...
     def files(self, folder: str) -> dict[str, int]:
         """Names in a folder with their sizes; empty if it is not there."""
 
@@ -70,7 +71,7 @@ class LocalBlobs:
         with _named(self.url):
             return self._path(path).stat().st_size
 
-    def put(self, path: str, data: bytes | bytearray) -> None:
+    def put(self, path: str, *parts: bytes | memoryview) -> None:
         target = self._path(path)
         with _named(self.url):
             if target.parent not in self._made:
@@ -78,7 +79,7 @@ class LocalBlobs:
                 self._made.add(target.parent)
             temporary = self._temporary / secrets.token_hex(12)
             try:
-                self._write(temporary, data)
+                self._write(temporary, parts)
                 try:
                     temporary.rename(target)
                 except FileNotFoundError:  # the folder was deleted since it was made
@@ -88,15 +89,12 @@ class LocalBlobs:
                 temporary.unlink(missing_ok=True)
 
     @staticmethod
-    def _write(path: Path, data: bytes | bytearray) -> None:
+    def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+        with open(fd, "wb", buffering=_BUFFER) as file:
+            file.writelines(parts)
+            file.flush()
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def files(self, folder: str) -> dict[str, int]:
         found = {}
@@ -201,12 +199,12 @@ class FsspecBlobs:
 
         return self._try(f"look at {path}", look)
 
-    def put(self, path: str, data: bytes | bytearray) -> None:
-        target = self._path(path)
+    def put(self, path: str, *parts: bytes | memoryview) -> None:
+        target, data = self._path(path), b"".join(parts)
 
         def write() -> None:
             self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
-            self._fs.pipe_file(target, bytes(data))
+            self._fs.pipe_file(target, data)
 
         self._try(f"write {path}", write)
 

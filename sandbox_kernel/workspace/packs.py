@@ -221,7 +221,8 @@ class PackWriter:
         self.plain_bytes = 0
         self._blobs = blobs
         self._packs = packs
-        self._data = bytearray(MAGIC)
+        self._parts: list[bytes | memoryview] = [MAGIC]
+        self._size = len(MAGIC)
         self._records: list[tuple[bytes, Location]] = []
         self._name = new_pack_name()
         self._pool = ThreadPoolExecutor(1)
@@ -231,11 +232,12 @@ class PackWriter:
     def add(
         self, kind: int, hash_: bytes, codec: int, data: bytes | memoryview, plain: int
     ) -> None:
-        at = Location(self._name, len(self._data), len(data), plain, codec, kind)
+        at = Location(self._name, self._size, len(data), plain, codec, kind)
         self._records.append((hash_, at))
-        self._data += data
+        self._parts.append(data)
+        self._size += len(data)
         self.plain_bytes += plain
-        if len(self._data) >= PACK_SIZE:
+        if self._size >= PACK_SIZE:
             self._flush()
 
     def close(self) -> None:
@@ -259,15 +261,15 @@ class PackWriter:
             RECORD.pack(h, at.offset, at.stored, at.plain, at.codec, at.kind)
             for h, at in self._records
         )
-        footer = FOOTER.pack(len(self._data), len(self._records), digest(index), MAGIC)
-        data, name = self._data, self._name
-        data += index + footer
+        footer = FOOTER.pack(self._size, len(self._records), digest(index), MAGIC)
+        parts, name = [*self._parts, index, footer], self._name
         if self._writing is not None:
             self._writing.result()
         self._written.append((name, self._records))
         self.names.append(name)
-        self._writing = self._pool.submit(self._blobs.put, pack_path(name), data)
-        self._data, self._records, self._name = bytearray(MAGIC), [], new_pack_name()
+        self._writing = self._pool.submit(self._blobs.put, pack_path(name), *parts)
+        self._parts, self._size, self._records = [MAGIC], len(MAGIC), []
+        self._name = new_pack_name()
 
 
 def new_pack_name(now: Callable[[], float] = time.time) -> str:

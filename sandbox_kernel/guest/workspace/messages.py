@@ -3,7 +3,7 @@
 import json
 import socket
 import struct
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 HEADER = struct.Struct(">IB")
 MAX_MESSAGE = 16 * 2**20
@@ -38,14 +38,15 @@ class Messages:
 
     def send(self, kind: int, *parts: "bytes | memoryview") -> None:
         size = sum(len(part) for part in parts)
-        buffers = [HEADER.pack(size, kind), *parts]
         self.sent += HEADER.size + size
+        buffers: "List[bytes | memoryview]" = [HEADER.pack(size, kind), *parts]
         try:
-            if size < 65536:
-                self.sock.sendall(b"".join(buffers))
-                return
-            for buffer in buffers:
-                self.sock.sendall(buffer)
+            while buffers:
+                sent = self.sock.sendmsg(buffers)
+                while buffers and sent >= len(buffers[0]):
+                    sent -= len(buffers.pop(0))
+                if sent:
+                    buffers[0] = memoryview(buffers[0])[sent:]
         except OSError as error:
             raise Ended(str(error)) from None
 

@@ -1,7 +1,7 @@
-"""The helper's process: beside the agent, at a low priority, so that the kernel's channels do not
-wait for it. It lives as long as the agent, from the first stream with the target ``workspace`` on.
+"""The helper's process: beside the agent, so that the kernel's channels do not wait for it.
 
-The agent hands it one end of a socket for each such stream, and pumps the other.
+It lives as long as the agent, from the first stream with the target ``workspace`` on. The agent
+hands it one end of a socket for each such stream, and pumps the other.
 """
 
 import ctypes
@@ -11,7 +11,6 @@ import socket
 import traceback
 from typing import Optional
 
-NICE = 10
 _PR_SET_PDEATHSIG = 1
 
 
@@ -78,4 +77,8 @@ def _become_helper(control: socket.socket, parent: int) -> None:
     keep = control.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 4096 else keep + 4096)
-    os.nice(NICE)
+    try:
+        # Never before others that wake up; not `nice`, with which a busy machine would starve it.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError as error:
+        print("the workspace helper runs as any other process:", error, flush=True)
