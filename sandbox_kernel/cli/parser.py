@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         run,
         shell,
         uninstall,
+        workspace,
     )
 
     parser = argparse.ArgumentParser(
@@ -88,6 +89,7 @@ exit codes:
         run.add,
         launch.add,
         image.add,
+        workspace.add,
         completion.add,
     ):
         add(added)

@@ -38,12 +38,14 @@ from .wire.handshake import (
     encode_welcome,
 )
 from .wire.mux import Stream
+from .workspace.process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
 _ALIVE_INTERVAL = 5.0
 _HELLO_TIMEOUT = 30.0
 _MAX_GREETERS = 16
 _ACCEPT_PAUSE = 1.0
+_PAUSE, _QUIET = 0.01, 0.1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,7 +60,10 @@ class Agent:
         self._session_id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
-        self._pumps: Set[Pump] = set()
+        self._pumps: Set[Pump] = set()  # of the kernel's channels
+        self._bulk: Set[Pump] = set()  # of workspace streams
+        self._kernel_moved = 0
+        self._kernel_busy_at = -_QUIET
         self._waiting: List[_KernelStream] = []
         self._controls: Set[ControlServer] = set()
         self._greeters: List[_Greeter] = []
@@ -69,6 +74,7 @@ class Agent:
         self._recorder = Recorder(
             self.loop, lambda: self.kernel.connect("iopub"), lambda: self.kernel.running
         )
+        self._helper = Helper()
         self._calls: Dict[str, Callable[..., Any]] = {
             "info": self._call_info,
             "launch": self._call_launch,
@@ -93,6 +99,7 @@ class Agent:
             signal.set_wakeup_fd(-1)
             self.kernel.kill()
             self.kernel.warm.close()
+            self._helper.close()
             os.unlink(os.path.join(self._folder, SOCKET))
             listener.close()
             wakeup.close()
@@ -244,7 +251,7 @@ class Agent:
         if self._peer is None:
             return
         self._peer.detach()
-        for pump in list(self._pumps):
+        for pump in [*self._pumps, *self._bulk]:
             pump.close("the session is over")
         self._waiting.clear()
         self._controls.clear()
@@ -263,8 +270,30 @@ class Agent:
             self._connect_waiting()
         elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
             self._recorder.send(peer, stream, int(rest))
+        elif kind == "workspace":
+            self._open_workspace(peer, stream)
         else:
             stream.reset("there is no %r here" % target)
+
+    def _open_workspace(self, peer: Peer, stream: Stream) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            pump = Pump(self.loop, peer, stream, ours, self._bulk.discard, self._polite)
+            self._bulk.add(pump)
+        except OSError as error:
+            return stream.reset(str(error))
+        try:
+            self._helper.hand_over(theirs)
+        except OSError as error:
+            pump.close(str(error))
+
+    def _polite(self) -> float:
+        """How long files wait for the kernel's messages before they go on: while cells run, a
+        transfer takes a small part of the machine, and else all of it."""
+        moved, now = sum(pump.moved for pump in self._pumps), self.loop.time()
+        if moved != self._kernel_moved:
+            self._kernel_moved, self._kernel_busy_at = moved, now
+        return _PAUSE if now - self._kernel_busy_at < _QUIET else 0.0
 
     def _connect_waiting(self) -> None:
         """Connect the streams that wait for the kernel's sockets, again and again while it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from sandbox_kernel.errors import (
     TunnelError,
 )
 from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.pump import Pump
 from sandbox_kernel.guest.wire import VERSION
 from sandbox_kernel.guest.wire.handshake import Hello
 from sandbox_kernel.guest.wire.mux import BULK
@@ -68,6 +70,7 @@ class Tunnel:
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
         self._downloads: set[Download] = set()
+        self._channels: set[Pump] = set()
         self._lost = asyncio.Event()
         self._delay = 0.0
         self._connected_at = self._loop.time()
@@ -127,6 +130,17 @@ class Tunnel:
             ) from None
         finally:
             self._downloads.discard(download)
+
+    def channel(self, target: str, priority: int) -> socket.socket:
+        """A stream to ``target`` as a blocking socket, for a thread that is not the loop's. Closing
+        it ends the stream; its end means that the stream, or the tunnel, is over."""
+        if self.failure is not None:
+            raise self.failure
+        ours, theirs = socket.socketpair()
+        stream = self._peer.mux.open(target, priority)
+        self._channels.add(Pump(self._loop, self._peer, stream, ours, self._channels.discard))
+        self._peer.flush_soon()
+        return theirs
 
     def close_endpoints(self) -> None:
         for endpoint in self._endpoints:
@@ -223,6 +237,8 @@ class Tunnel:
         self.control.fail(error)
         for download in self._downloads:
             download.fail(error)
+        for pump in list(self._channels):
+            pump.close("the tunnel is closed")
         self._peer.mux.close()
         if not quiet:
             self._on_failed(error)

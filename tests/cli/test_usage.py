@@ -20,7 +20,7 @@ from .running import Cli
 
 COMMANDS = (
     *("install", "uninstall", "list", "doctor", "ps", "rm"),
-    *("logs", "exec", "shell", "run", "launch", "image", "completion"),
+    *("logs", "exec", "shell", "run", "launch", "image", "workspace", "completion"),
 )
 
 

@@ -104,11 +104,11 @@ def test_the_oldest_make_room(publisher: Publisher) -> None:
     """What is lost is known by the numbers of what is left."""
     publisher.bind()
     publisher.subscribed()
-    publisher.publish(*[[b"%d" % i * 50] for i in range(10)])
+    publisher.publish(*[[b"%d" % i * 150] for i in range(10)])
     kept = publisher.recorded()
     assert kept.next == 10
     assert 0 < kept.first < 10
-    assert kept.messages[-1] == [b"9" * 50]
+    assert kept.messages[-1] == [b"9" * 150]
 
 
 def test_a_message_that_is_too_big(publisher: Publisher) -> None:
