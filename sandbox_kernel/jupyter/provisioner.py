@@ -14,6 +14,7 @@ import contextlib
 import os
 import secrets
 import signal
+from dataclasses import asdict, replace
 from typing import Any
 
 import zmq
@@ -29,7 +30,7 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SpecError,
 )
-from sandbox_kernel.jupyter import hosting, lifecycle
+from sandbox_kernel.jupyter import hosting, lifecycle, workspaces
 from sandbox_kernel.jupyter.configuration import (
     OWN_FIELDS,
     OWN_HELP,
@@ -42,6 +43,7 @@ from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
+from sandbox_kernel.workspace.reports import SaveReport
 
 
 def _setting(name: str) -> TraitType[Any, Any]:
@@ -58,6 +60,9 @@ class SandboxProvisioner(KernelProvisionerBase):
     warm_start = _setting("warm_start")
     pool_size = _setting("pool_size")
     pool_idle_seconds = _setting("pool_idle_seconds")
+    persist = _setting("persist")
+    upload = _setting("upload")
+    mirror = _setting("mirror")
     name = _setting("name")
     image = _setting("image")
     memory_mib = _setting("memory_mib")
@@ -85,6 +90,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         super().__init__(**base)
         self._kernel: SandboxedKernel | None = None
         self._paused: dict[str, Any] = {}
+        self.saved_workspace: workspaces.KernelWorkspace | None = None
+        """Where the kernel's files are saved, once it has been launched; None: nowhere."""
         self._has_process = False
         self._folder: str | None = None
 
@@ -215,7 +222,8 @@ class SandboxProvisioner(KernelProvisionerBase):
             await self._replace_lost_sandbox(self._guest_command(cmd))
         new = self._kernel is None
         try:
-            await run(self._launch(cmd, kwargs.get("env", {}), self.configuration()))
+            cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
+            await run(self._launch(cmd, kwargs.get("env", {}), cwd, self.configuration()))
         except BaseException:
             if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
                 await self.cleanup()
@@ -228,11 +236,21 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self.connection_info
 
     async def _launch(
-        self, cmd: list[str], env: dict[str, str], configuration: KernelConfiguration
+        self,
+        cmd: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        configuration: KernelConfiguration,
     ) -> None:
         argv = hosting.with_interpreter(self._guest_command(cmd), configuration.spec)
         if self._kernel is None:
+            workspace = workspaces.workspace_of(configuration, env, cwd)
+            configuration = replace(configuration, spec=replace(configuration.spec, workspace=None))
             self._kernel = await hosting.create_kernel(configuration, argv, self.log)
+            if workspace is not None:
+                await workspaces.bring_in(self._kernel, workspace, self.log)
+            # Not before: what could not be brought in must not be saved as the latest.
+            self.saved_workspace = workspace
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
         for observer in lifecycle.observers:
@@ -291,7 +309,10 @@ class SandboxProvisioner(KernelProvisionerBase):
             return
         self._has_process = False
         kernel, self._kernel = self._kernel, None
+        workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
+            if workspace is not None and not kernel.taken_over:
+                await workspaces.save_at_shutdown(kernel, workspace, self._kernel_name, self.log)
             await run(hosting.remove_kernel(kernel))
             for observer in lifecycle.observers:
                 await observer.ended(self)
@@ -309,6 +330,18 @@ class SandboxProvisioner(KernelProvisionerBase):
         if kernel is not None:
             hosting.disown(kernel)
             await run(kernel.detach())
+
+    @property
+    def _kernel_name(self) -> str:
+        return str(getattr(self.parent, "kernel_name", ""))
+
+    async def save(self) -> SaveReport:
+        """Save the kernel's files in its workspace now."""
+        if self._kernel is None or self.saved_workspace is None:
+            raise SandboxError("This kernel has no workspace to save to, or is not there.")
+        return await workspaces.save(
+            self._kernel, self.saved_workspace, self._kernel_name, self.log
+        )
 
     @property
     def can_pause(self) -> bool:
@@ -364,6 +397,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             "backend": self._kernel.handle.backend,
             "sandbox": self._kernel.handle.name,
             "folder": self._folder,
+            "saved_workspace": asdict(self.saved_workspace) if self.saved_workspace else None,
         }
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
@@ -374,6 +408,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             raise SandboxError("This provisioner has a kernel already.")
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
+        self.saved_workspace = workspaces.from_dict(provisioner_info.get("saved_workspace"))
         self._has_process = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:

@@ -7,5 +7,6 @@ adoption    kernels of a server that is gone come back under the same ids
 replay      output that was made while there was no server
 websocket   the connection to a browser, which sends that output first
 culling     idle kernels are paused, where the backend can
+saving      a notebook's save saves the kernel's files
 handlers    REST: what was adopted, and what was not
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
@@ -18,6 +19,7 @@ from sandbox_kernel.jupyter.server.culling import PausingCuller
 from sandbox_kernel.jupyter.server.handlers import AdoptionHandler
 from sandbox_kernel.jupyter.server.kept import KeptKernel
 from sandbox_kernel.jupyter.server.replay import Outlet
+from sandbox_kernel.jupyter.server.saving import Saver
 from sandbox_kernel.jupyter.server.websocket import replaying_class
 from sandbox_kernel.kernels import SandboxedKernel
 
@@ -58,6 +60,7 @@ class SandboxServer(ExtensionApp):
         super().__init__(**kwargs)
         self.outcomes: list[Outcome] = []
         self._claim: Claim | None = None
+        self._saver: Saver | None = None
         self._kept: dict[str, KeptKernel] = {}
         self._outlets: dict[str, Outlet] = {}
 
@@ -94,6 +97,9 @@ class SandboxServer(ExtensionApp):
         if self.on_cull == "pause":
             PausingCuller(self.manager, self.log)
         lifecycle.observers.append(self)
+        self._saver = Saver(
+            app.event_logger, app.root_dir, self._with_paths, self._workspace_changed, self.log
+        )
         if self.adopt:
             self._adopt_now_or_soon(app.io_loop)
 
@@ -135,6 +141,8 @@ class SandboxServer(ExtensionApp):
         """Called by the server before it shuts all kernels down."""
         if self in lifecycle.observers:
             lifecycle.observers.remove(self)
+        if self._saver is not None:
+            await self._saver.finish()
         if self.on_shutdown != "delete":
             for kernel_id in list(self._kept):
                 await self._let_go(kernel_id)
@@ -231,6 +239,23 @@ class SandboxServer(ExtensionApp):
     def _kernel(self, kernel_id: str) -> SandboxedKernel | None:
         provisioner = getattr(self.manager._kernels.get(kernel_id), "provisioner", None)
         return provisioner.kernel if isinstance(provisioner, SandboxProvisioner) else None
+
+    # --- workspaces
+
+    def _with_paths(self) -> dict[str, tuple[SandboxProvisioner, list[str]]]:
+        found = {}
+        for kernel_id, kept in self._kept.items():
+            provisioner = getattr(self.manager._kernels.get(kernel_id), "provisioner", None)
+            if isinstance(provisioner, SandboxProvisioner):
+                found[kernel_id] = provisioner, [str(s["path"]).strip("/") for s in kept.sessions]
+        return found
+
+    def _workspace_changed(self, kernel_id: str) -> None:
+        kept = self._kept[kernel_id]
+        provisioner, _ = self._with_paths()[kernel_id]
+        workspace = provisioner.saved_workspace
+        kept.provisioner["saved_workspace"] = asdict(workspace) if workspace else None
+        kept.save()
 
     # --- sessions
 
