@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo
@@ -43,7 +43,9 @@ from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
-from sandbox_kernel.workspace.reports import SaveReport
+
+if TYPE_CHECKING:
+    from sandbox_kernel.workspace import SaveReport
 
 
 def _setting(name: str) -> TraitType[Any, Any]:

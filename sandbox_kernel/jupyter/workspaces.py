@@ -10,23 +10,16 @@ import asyncio
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, WorkspaceError
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.tunnel.background import run
-from sandbox_kernel.workspace import (
-    SaveReport,
-    Store,
-    UploadPolicy,
-    export,
-    hydrate,
-    name_for_notebook,
-    persist,
-    upload,
-)
+
+if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
+    from sandbox_kernel.workspace import SaveReport, Store
 
 SHUTDOWN_TIMEOUT = 120.0
 NOTEBOOK = ".ipynb"
@@ -43,7 +36,7 @@ class KernelWorkspace:
     """The host folder that is beside the notebook, for the first opening and for ``mirror``."""
     named: bool = False
     """The user chose the name, so it does not follow the notebook."""
-    policy: UploadPolicy = field(default_factory=UploadPolicy)
+    upload: str | tuple[str, ...] = "none"
     mirror: bool = False
 
 
@@ -55,15 +48,19 @@ def workspace_of(
     if not notebook.endswith(NOTEBOOK):
         notebook = ""
     notebook = os.path.abspath(notebook) if notebook else ""
-    name = configuration.spec.workspace or (name_for_notebook(notebook) if notebook else "")
-    if not name or not configuration.persist:
+    name = configuration.spec.workspace
+    if not (name or notebook) or not configuration.persist:
         return None
+    if not name:
+        from sandbox_kernel.workspace import name_for_notebook
+
+        name = name_for_notebook(notebook)
     return KernelWorkspace(
         name=name,
         notebook=notebook,
         folder=os.path.dirname(notebook) if notebook else cwd or "",
         named=configuration.spec.workspace is not None,
-        policy=UploadPolicy.parse(configuration.upload),
+        upload=configuration.upload,
         mirror=configuration.mirror,
     )
 
@@ -72,9 +69,9 @@ def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
     """What ``dataclasses.asdict`` made of it."""
     if values is None:
         return None
-    policy = values["policy"]
+    upload = values["upload"]
     return KernelWorkspace(
-        **{**values, "policy": UploadPolicy(policy["mode"], tuple(policy["globs"]))}
+        **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}
     )
 
 
@@ -87,12 +84,17 @@ def open_store() -> Store:
 
 @functools.lru_cache(maxsize=4)
 def _store(url: str, data_dir: str | None) -> Store:
+    from sandbox_kernel.workspace import Store
+
     return Store.open(url)
 
 
 async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log) -> None:
     """Before the first cell of a new sandbox: the files of the latest save or, if there is none,
     what the policy lets through of the folder beside the notebook. On the background loop."""
+    from sandbox_kernel.workspace import UploadPolicy, hydrate, upload
+
+    policy = UploadPolicy.parse(workspace.upload)
     try:
         store = await asyncio.to_thread(open_store)
         latest = await asyncio.to_thread(_latest, store, workspace.name)
@@ -102,13 +104,13 @@ async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log
                 "Workspace %s is in sandbox %s: %d files, %.2f s",
                 *(workspace.name, kernel.handle.name, report.files, report.seconds),
             )
-        elif workspace.folder and workspace.policy.mode != "none":
+        elif workspace.folder and policy.mode != "none":
             first = await upload(
                 kernel,
                 store,
                 workspace.name,
                 workspace.folder,
-                workspace.policy,
+                policy,
                 notebook=workspace.notebook,
             )
             if first is not None:
@@ -129,6 +131,8 @@ async def save(
     kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
 ) -> SaveReport:
     """Save the files of a kernel now. On any loop."""
+    from sandbox_kernel.workspace import export, persist
+
     store = await asyncio.to_thread(open_store)
     report = await persist(
         kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name

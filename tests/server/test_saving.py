@@ -174,7 +174,7 @@ def test_clients_are_told(server: JupyterServer) -> None:
     asked = 0
     while not outcomes or outcomes[-1]["status"] != "unchanged":
         event = json.loads(events.recv())
-        if event["__schema__"] == SAVE_EVENTS:
+        if event["schema_id"] == SAVE_EVENTS:
             outcomes.append(event)
         elif event.get("action") == "save":
             asked += 1
