@@ -16,9 +16,10 @@ from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-from sandbox_kernel.jupyter.server.claims import taking_over
+from sandbox_kernel.jupyter.server.claims import known_servers, taking_over
 from sandbox_kernel.jupyter.server.kept import KeptKernel, all_kept
 from sandbox_kernel.jupyter.server.replay import Outlet, last_state, protocol_version
+from sandbox_kernel.records import Records
 from sandbox_kernel.tunnel.background import run
 
 MAX_RECORDING = 256 * 2**20
@@ -64,7 +65,8 @@ class Adopter:
     async def adopt_all(self) -> list[Outcome]:
         """Take over the kernels of all dead servers that served the same folder."""
         outcomes: list[Outcome] = []
-        for server in sorted({kept.server for kept in all_kept()} - {self._server}):
+        servers = {kept.server for kept in all_kept()} | known_servers()
+        for server in sorted(servers - {self._server}):
             with taking_over(server) as dead:
                 # What was read before the lock may be another's by now.
                 theirs = [kept for kept in all_kept() if kept.server == server]
@@ -75,6 +77,11 @@ class Adopter:
         return outcomes
 
     async def _outcome(self, kept: KeptKernel) -> Outcome:
+        try:
+            Records().load(kept.backend, kept.sandbox)
+        except SandboxError as error:
+            kept.forget()
+            return _refused(kept, str(error))
         if kept.root_dir != self._app.root_dir:
             return _refused(
                 kept,

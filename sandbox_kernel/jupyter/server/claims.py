@@ -51,5 +51,14 @@ def taking_over(server: str) -> Iterator[bool]:
         os.close(fd)
 
 
+def known_servers() -> set[str]:
+    """Servers that have a lock, and dead ones that have left theirs."""
+    return {path.stem for path in _folder().glob("*.lock")}
+
+
 def _path(server: str) -> Path:
-    return private_dir(data_dir() / "servers") / f"{server}.lock"
+    return _folder() / f"{server}.lock"
+
+
+def _folder() -> Path:
+    return private_dir(data_dir() / "servers")
