@@ -300,6 +300,8 @@ def test_a_large_folder_changes_by_pages() -> None:
     del entries[10]
     _, after = build_tree(entries)
     assert len(dict(after).keys() - dict(before).keys()) <= 3
+    long = [(b"%06d" % n, b"x" * 300_000) for n in range(100)]
+    assert all(len(data) < 2**21 for _, data in build_tree(long)[1])
 
 
 def test_codecs() -> None:

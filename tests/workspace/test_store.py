@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -236,3 +238,24 @@ def test_leftovers_of_writers_that_died(store: Store) -> None:
     collect(store)
     assert new.exists()
     assert not old.exists()
+
+
+def test_the_format_can_be_read_without_us(store: Store, guest: Guest) -> None:
+    """The program in docs/workspace.md reads a file, from nothing but the store's files."""
+    docs = Path(__file__).parents[2] / "docs" / "workspace.md"
+    program = docs.read_text().rpartition("```python\n")[2].partition("```")[0]
+    (guest.folder / "d").mkdir()
+    for number in range(400):
+        (guest.folder / "d" / f"f{number}").touch()
+    data = os.urandom(1_500_000) + b"compressible " * 100_000
+    with (guest.folder / "d" / "file").open("wb") as file:
+        file.write(data)
+        file.truncate(7_000_000)
+    guest.persist(store)
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", program, store.url, "work", "d/file"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert ran.stdout == data + bytes(7_000_000 - len(data))
