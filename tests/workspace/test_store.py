@@ -15,6 +15,7 @@ from sandbox_kernel.workspace import collect as collecting
 from sandbox_kernel.workspace.blobs import LocalBlobs
 from sandbox_kernel.workspace.collect import collect, verify
 from sandbox_kernel.workspace.names import name_for_notebook
+from sandbox_kernel.workspace.reports import SaveInfo
 from sandbox_kernel.workspace.store import Store, _new_id
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot
@@ -194,6 +195,27 @@ def test_garbage_in_another_process(store: Store, guest: Guest) -> None:
     collect(other, grace=0)
     assert packs(store) == 0
     assert guest.persist(store).new_bytes > 2_999_999
+    assert verify(store).problems == []
+
+
+def test_garbage_collected_too_early(
+    store: Store, guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector without a grace time that runs in the middle of a save makes the save fail, and
+    not the store; the next one works."""
+    (guest.folder / "f").write_bytes(os.urandom(10_000))
+    publish = store.publish
+
+    def late(save: SaveInfo) -> SaveInfo:
+        assert collect(Store.open(store.url), grace=0).packs_deleted == 1
+        return publish(save)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "publish", late)
+        with pytest.raises(StoreError, match="save again"):
+            guest.persist(store)
+    assert store.latest("work") is None
+    assert guest.persist(store).new
     assert verify(store).problems == []
 
 
