@@ -75,7 +75,7 @@ class LocalBlobs:
         target = self._path(path)
         with _named(self.url):
             if target.parent not in self._made:
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_folder(target.parent)
                 self._made.add(target.parent)
             temporary = self._temporary / secrets.token_hex(12)
             try:
@@ -83,7 +83,7 @@ class LocalBlobs:
                 try:
                     temporary.rename(target)
                 except FileNotFoundError:  # the folder was deleted since it was made
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    _make_folder(target.parent)
                     temporary.rename(target)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -129,6 +129,14 @@ class LocalBlobs:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _OLD:
                     path.unlink()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

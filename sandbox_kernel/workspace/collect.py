@@ -78,6 +78,7 @@ def collect(
     store.packs.refresh()
     sizes = store.packs.names()
     marks = _marks(store)
+    seen = _all_saves(store)
     live = reachable(store)
     needed: dict[str, list[tuple[bytes, Location]]] = {name: [] for name in sizes}
     left = set(live)
@@ -98,6 +99,11 @@ def collect(
         for name, found in needed.items()
         if found and _worth_rewriting(found, sizes.get(name, 0), len(small) > _MANY)
     ]
+    # Saves that were made meanwhile: what they say that they need is not looked at this time.
+    for workspace, id_ in _all_saves(store) - seen:
+        for pack in store.find(workspace, id_).packs:
+            needed.pop(pack, None)
+            rewrite = [name for name in rewrite if name != pack]
     for name, found in needed.items():
         if not found:
             _unused(store, name, sizes[name], marks, grace, now(), report)
@@ -110,6 +116,10 @@ def collect(
             _unused(store, name, sizes[name], marks, grace, now(), report)
     store.blobs.tidy()
     return report
+
+
+def _all_saves(store: Store) -> set[tuple[str, str]]:
+    return {(name, id_) for name in store.names(retired=True) for id_ in store.ids(name)}
 
 
 def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_small: bool) -> bool:
@@ -182,10 +192,10 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     report.objects = len(whole)
     memory: dict[bytes, Totals] = {}
     for workspace in store.names(retired=True):
-        for id_ in store._ids(workspace):
+        for id_ in store.ids(workspace):
             report.saves += 1
             try:
-                save = store._save(workspace, id_)
+                save = store.load(workspace, id_)
                 missing: set[bytes] = set()
 
                 def learn(entries: Sequence[Entry], missing: set[bytes] = missing) -> None:

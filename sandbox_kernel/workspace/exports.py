@@ -16,13 +16,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_kernel.errors import ExportConflict, WorkspaceError, WorkspaceRefused
+from sandbox_kernel.errors import (
+    ExportConflict,
+    QuotaExceeded,
+    WorkspaceError,
+    WorkspaceRefused,
+)
 from sandbox_kernel.guest.workspace.folders import CREATE, Root, pread_exactly, pwrite_all
 from sandbox_kernel.guest.workspace.layout import CHUNK, RESERVED, chunk_length, digest, name_bytes
 from sandbox_kernel.text import printable
-from sandbox_kernel.workspace.reports import ExportReport, SaveInfo
+from sandbox_kernel.workspace.reports import ExportReport, Limits, SaveInfo
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Entry, walk
+from sandbox_kernel.workspace.trees import Entry, Totals, walk
 
 _MODES = 0o755
 _MOST_LISTED = 20
@@ -38,6 +43,7 @@ def export(
     overwrite: bool = False,
     delete: bool = False,
     mirror: bool = False,
+    limits: Limits | None = None,
 ) -> ExportReport:
     """Write a save (the latest, or ``at``) into a folder of the host. Blocks: call it in a thread.
 
@@ -46,10 +52,11 @@ def export(
     nothing is written at all, unless ``overwrite`` is given. ``mirror``: conflicting files are left
     alone and listed in ``skipped``, and all others are written (for a write-back after every save).
     ``delete`` also removes host files that the sandbox deleted since the baseline, if the host has
-    not changed them. No file outside ``folder`` is touched, whatever symlinks are there.
+    not changed them. More than ``limits`` allow is refused (QuotaExceeded). No file outside
+    ``folder`` is touched, whatever symlinks are there.
     """
     save = store.find(name, at)
-    store.check(save)
+    _check_size(save, store.check(save), limits or Limits())
     path = os.path.realpath(folder)
     try:
         os.makedirs(path, exist_ok=True)
@@ -71,6 +78,16 @@ def export(
         raise WorkspaceError(f"Exporting {name!r} to {path} failed: {error}") from error
     finally:
         root.close()
+
+
+def _check_size(save: SaveInfo, totals: Totals, limits: Limits) -> None:
+    if totals.bytes > limits.max_bytes or totals.files + totals.folders > limits.max_files:
+        raise QuotaExceeded(
+            f"The save {save.id} of {save.workspace!r} would be {totals.files + totals.folders} "
+            f"files and folders with {totals.bytes} bytes; {limits.max_files} and "
+            f"{limits.max_bytes} are allowed. Nothing was written. If that is what you want, raise "
+            f"the limits (--max-files, --max-bytes)."
+        )
 
 
 @dataclass

@@ -36,10 +36,7 @@ def import_folder(
     path = os.path.realpath(folder)
     limits = limits or Limits()
     policy = policy or UploadPolicy("folder")
-    store.refresh()
-    base = store.latest(name)
-    if base is not None:
-        store.packs.load(base.packs)
+    base, hints = store.begin(name)
     writer = store.writer()
     sink = _Sink(store, writer)
     scan = Scan(
@@ -68,16 +65,16 @@ def import_folder(
         writer.abandon()
         raise
     writer.close()
-    packs = [*(base.packs if base is not None else ()), *sink.elsewhere, *writer.names]
     save = SaveInfo(
         id="",
         workspace=name,
         root=root.hex(),
         created=0.0,
         kind="import",
+        parent=base.id if base is not None else "",
         notebook=notebook,
         problems=scan.problems,
-        packs=packs,
+        packs=[*hints, *sink.elsewhere, *writer.names],
     )
     totals = store.check(save)
     new = base is None or base.root != save.root
@@ -85,7 +82,6 @@ def import_folder(
         save = store.publish(replace(save, files=totals.files, bytes=totals.bytes))
     else:
         save = base
-    store.revive(name)
     store.set_baseline(name, path, root)
     return SaveReport(save, new, 0, writer.plain_bytes, time.monotonic() - started)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_kernel.errors import WorkspaceError, WorkspaceRefused
+from sandbox_kernel.errors import WorkspaceRefused
 from sandbox_kernel.guest.workspace.apply import FILL_HEADER, FILL_TARGET, expand
 from sandbox_kernel.guest.workspace.messages import (
     FAILED,
@@ -37,8 +37,8 @@ _BATCH = 500
 class Plan:
     """What has to be done in the sandbox, in paths."""
 
-    folders: list[tuple[str, int, int]] = field(default_factory=list)
-    """New ones, and those in which something is done; parents first."""
+    folders: list[tuple[str, int, int, bool]] = field(default_factory=list)
+    """New ones (True), and those in which something is done; parents first."""
     files: list[tuple[str, Entry, Entry | None]] = field(default_factory=list)
     """With what is there now, if that is a file, too."""
     meta: list[tuple[str, Entry]] = field(default_factory=list)
@@ -79,7 +79,7 @@ def _compare(
             plan.delete.append(path)
             was = None
         if entry.kind == "d":
-            plan.folders.append((path, entry.mode, entry.mtime))
+            plan.folders.append((path, entry.mode, entry.mtime, was is None))
             inner = was.tree if was is not None else b""
             if inner != entry.tree:
                 _compare(plan, read_old, inner, read_new, entry.tree, path + "/", exact)
@@ -192,6 +192,3 @@ def _batches(plan: Plan) -> Iterator[tuple[str, list[Any]]]:
     for key, items in everything:
         for start in range(0, len(items), _BATCH):
             yield key, items[start : start + _BATCH]
-
-
-__all__ = ["Plan", "Sender", "Sent", "WorkspaceError", "make_plan"]

@@ -101,32 +101,33 @@ class Store:
     def names(self, *, retired: bool = False) -> Sequence[str]:
         """Names of workspaces with a save, sorted. Retired ones only if asked for."""
         found = self.blobs.folders("workspaces")
-        return [name for name in found if self._ids(name) and (retired or not self.retired(name))]
+        return [name for name in found if self.ids(name) and (retired or not self.retired(name))]
 
-    def _ids(self, name: str) -> list[str]:
+    def ids(self, name: str) -> list[str]:
+        """Ids of all saves of a workspace, oldest first."""
         found = self.blobs.files(f"workspaces/{check_workspace_name(name)}/saves")
         ids = (file.removesuffix(".json") for file in found if file.endswith(".json"))
         return sorted(id_ for id_ in ids if _ID.fullmatch(id_))
 
     def saves(self, name: str) -> Sequence[SaveInfo]:
         """All saves of a workspace, oldest first; empty if there is none."""
-        return [self._save(name, id_) for id_ in self._ids(name)]
+        return [self.load(name, id_) for id_ in self.ids(name)]
 
     def latest(self, name: str) -> SaveInfo | None:
         """The newest save, or None."""
-        ids = self._ids(name)
-        return self._save(name, ids[-1]) if ids else None
+        ids = self.ids(name)
+        return self.load(name, ids[-1]) if ids else None
 
     def find(self, name: str, at: str = "") -> SaveInfo:
         """The newest save, or the one whose id is or begins with ``at``. WorkspaceNotFound."""
-        ids = self._ids(name)
+        ids = self.ids(name)
         if not ids:
             raise WorkspaceNotFound(
                 f"There is no workspace {name!r} in the store {self.url}. "
                 f"`sandbox-kernel workspace list` shows what there is."
             )
         if not at:
-            return self._save(name, ids[-1])
+            return self.load(name, ids[-1])
         found = [id_ for id_ in ids if id_.startswith(at)] or [i for i in ids if i.endswith(at)]
         if len(found) != 1:
             several = f"{len(found)} saves" if found else "no save"
@@ -134,9 +135,10 @@ class Store:
                 f"The workspace {name!r} has {several} {at!r}. "
                 f"`sandbox-kernel workspace log {name}` lists them."
             )
-        return self._save(name, found[0])
+        return self.load(name, found[0])
 
-    def _save(self, name: str, id_: str) -> SaveInfo:
+    def load(self, name: str, id_: str) -> SaveInfo:
+        """One save, by its whole id. WorkspaceNotFound, StoreDamaged."""
         path = _save_path(name, id_)
         try:
             values = self._json(path)
@@ -152,10 +154,10 @@ class Store:
             raise StoreDamaged(f"The save {path} in {self.url} is damaged: {error}.") from error
 
     def publish(self, save: SaveInfo) -> SaveInfo:
-        """Add a save, whose objects must be in the store; its id is made here. The newest save of
-        the workspace becomes its parent."""
+        """Add a save, whose objects must be in the store; its id is made here. A workspace that
+        was retired is not so any more. StoreError if packs were deleted meanwhile."""
         name = check_workspace_name(save.workspace)
-        ids = self._ids(name)
+        ids = self.ids(name)
         parent = ids[-1] if ids else ""
         id_ = _new_id(parent)
         made = replace(
@@ -164,6 +166,13 @@ class Store:
         made = replace(made, packs=list(dict.fromkeys(made.packs))[-MOST_HINTS:])
         values = asdict(made)
         self._put(_save_path(name, id_), {**values, "sha256": _checksum(values)})
+        if set(made.packs) - self.packs.names().keys():
+            self.blobs.delete(_save_path(name, id_))
+            raise StoreError(
+                f"The store {self.url} was cleaned up while {name!r} was being saved, with a grace "
+                f"time that was too short. Nothing was saved; save again."
+            )
+        self.revive(name)
         return made
 
     def diff(self, before: SaveInfo | None, after: SaveInfo) -> Sequence[Change]:
@@ -179,16 +188,20 @@ class Store:
         old = self.find(name, at)
         self.check(old)
         extra = {**old.extra, "restored": old.id}
-        return self.publish(replace(old, kind="restore", created=0.0, parent="", extra=extra))
+        present = self.packs.names()
+        packs = [pack for pack in old.packs if pack in present]
+        return self.publish(
+            replace(old, kind="restore", created=0.0, parent="", packs=packs, extra=extra)
+        )
 
     def rename(self, name: str, new: str, notebook: str = "") -> bool:
         """Give a workspace another name (a notebook was moved). False if it has no saves.
         WorkspaceExists if ``new`` has saves and is not retired. Safe to repeat."""
         check_workspace_name(new)
-        ids = self._ids(name)
+        ids = self.ids(name)
         if not ids:
             return False
-        taken = set(self._ids(new))
+        taken = set(self.ids(new))
         if taken and not taken <= set(ids):
             if not self.retired(new):
                 raise WorkspaceExists(
@@ -197,7 +210,7 @@ class Store:
                 )
             self.remove(new)
         for id_ in ids:
-            self._copy_save(self._save(name, id_), new, notebook)
+            self._copy_save(self.load(name, id_), new, notebook)
         for file in self.blobs.files(f"workspaces/{name}/baselines"):
             data = self.blobs.get(f"workspaces/{name}/baselines/{file}")
             self.blobs.put(f"workspaces/{new}/baselines/{file}", data)
@@ -211,7 +224,7 @@ class Store:
         save = self.latest(name)
         if save is None:
             return False
-        if self._ids(check_workspace_name(new)) and not self.retired(new):
+        if self.ids(check_workspace_name(new)) and not self.retired(new):
             raise WorkspaceExists(f"There is a workspace {new!r} already.")
         if self.retired(new):
             self.remove(new)
@@ -225,7 +238,7 @@ class Store:
     def retire(self, name: str) -> bool:
         """The notebook was deleted: hide the workspace, and let ``gc`` delete it after its grace
         time. False if there is none."""
-        if not self._ids(name):
+        if not self.ids(name):
             return False
         self._put(f"workspaces/{name}/retired.json", {"since": time.time()})
         return True
@@ -248,7 +261,7 @@ class Store:
         """Delete a workspace's saves now, or one of them; ``gc`` frees what only they used. False
         if there is none."""
         check_workspace_name(name)
-        ids = [self.find(name, at).id] if at else self._ids(name)
+        ids = [self.find(name, at).id] if at else self.ids(name)
         for id_ in ids:
             self.blobs.delete(_save_path(name, id_))
         if not at:
@@ -301,11 +314,19 @@ class Store:
                 self._catalogs.pop(next(iter(self._catalogs)))
             return self._catalogs.setdefault(name, Catalog())
 
-    def refresh(self) -> None:
-        """Forget what other processes have deleted; to be called before a save is made."""
+    def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
+        """Before a save is made: the newest save, and which packs of it are still there. What
+        other processes have deleted is forgotten."""
         if self.packs.refresh():
             with self._lock:
                 self._catalogs.clear()
+        base = self.latest(name)
+        if base is None:
+            return None, ()
+        present = self.packs.names()
+        hints = [pack for pack in base.packs if pack in present]
+        self.packs.load(hints)
+        return base, hints
 
     def writer(self) -> PackWriter:
         return PackWriter(self.blobs, self.packs)

@@ -151,10 +151,7 @@ def persist_over(
     started = time.monotonic()
     name = facts.workspace
     messages = Messages(sock)
-    store.refresh()
-    base = store.latest(name)
-    if base is not None:
-        store.packs.load(base.packs)
+    base, hints = store.begin(name)
     writer = store.writer()
     try:
         receiver = Receiver(
@@ -175,18 +172,17 @@ def persist_over(
     root = found.root.hex()
     new = base is None or base.root != root
     if new:
-        packs = [*(base.packs if base is not None else ()), *receiver.elsewhere, *writer.names]
         save = store.publish(
             replace(
                 facts,
                 root=root,
+                parent=base.id if base is not None else "",
                 files=found.totals.files,
                 bytes=found.totals.bytes,
                 problems=found.problems,
-                packs=packs,
+                packs=[*hints, *receiver.elsewhere, *writer.names],
             )
         )
-        store.revive(name)
     else:
         assert base is not None
         save = base

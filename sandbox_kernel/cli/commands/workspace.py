@@ -15,7 +15,7 @@ from sandbox_kernel.cli.text import age, print_json, table
 from sandbox_kernel.text import printable
 
 if TYPE_CHECKING:  # importing it takes time that other commands need not spend
-    from sandbox_kernel.workspace.reports import SaveInfo
+    from sandbox_kernel.workspace.reports import Limits, SaveInfo
     from sandbox_kernel.workspace.store import Store
     from sandbox_kernel.workspace.trees import Entry
 
@@ -345,6 +345,19 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument(
         "--delete", action="store_true", help="delete what the sandbox deleted, if not changed here"
     )
+    _add_limits(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-files", type=int, metavar="N", help="default: 500,000")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="default: 20 GiB")
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    from sandbox_kernel.workspace.reports import Limits
+
+    given = {"max_files": arguments.max_files, "max_bytes": arguments.max_bytes}
+    return Limits(**{key: value for key, value in given.items() if value is not None})
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -357,6 +370,7 @@ def _export(arguments: argparse.Namespace) -> int:
         at=arguments.at,
         overwrite=arguments.overwrite,
         delete=arguments.delete,
+        limits=_limits(arguments),
     )
     for path in report.written:
         print(_name(path))
@@ -381,6 +395,7 @@ def _add_import(commands: Commands) -> None:
         "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
     )
     parser.add_argument("--notebook", default="", metavar="PATH", help="noted in the save")
+    _add_limits(parser)
 
 
 def _import(arguments: argparse.Namespace) -> int:
@@ -394,6 +409,7 @@ def _import(arguments: argparse.Namespace) -> int:
         arguments.folder,
         policy=policy,
         notebook=arguments.notebook,
+        limits=_limits(arguments),
     )
     for problem in list(report.problems)[:_MOST_PROBLEMS]:
         note(f"Left out: {printable(problem)}")

@@ -1,7 +1,8 @@
 """Hydrate, in the sandbox: files as the host wants them.
 
-New contents are put together in a folder of their own inside the workspace. When all is there,
-everything is moved into place: a hydrate that is broken off leaves the workspace as it was.
+New contents are put together in a folder of their own inside the workspace: files under a number,
+new folders with all that is in them. When all is there, everything is moved into place: a hydrate
+that is broken off leaves the workspace as it was.
 """
 
 import os
@@ -13,7 +14,6 @@ from .folders import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
 from .layout import (
     CHUNK,
     RESERVED,
-    chunk_count,
     chunk_length,
     digest,
     name_bytes,
@@ -33,16 +33,20 @@ def split(path: str) -> "List[bytes]":
 
 
 class _Staged:
-    """A file that is being put together."""
+    """A file that is being put together: ``place`` and ``name`` in the staging folder. ``status``
+    is known of a file that is in a new folder, and so at its place already."""
 
-    __slots__ = ("entry", "missing", "name", "path", "signature")
+    __slots__ = ("entry", "missing", "name", "path", "place", "status")
 
-    def __init__(self, number: int, path: str, entry: Sequence[Any]) -> None:
-        self.name = b"%d" % number
+    def __init__(
+        self, path: str, entry: Sequence[Any], place: Sequence[bytes], name: bytes
+    ) -> None:
         self.path = path
         self.entry = entry
+        self.place = place
+        self.name = name
         self.missing = sum(1 for chunk in entry[5] if not isinstance(chunk, int))
-        self.signature: Any = None
+        self.status: Optional[os.stat_result] = None
 
 
 class Apply:
@@ -50,10 +54,12 @@ class Apply:
 
     def __init__(self, root: str) -> None:
         self._root = Root(root)
-        self._staging = -1
+        self._staging: Optional[Root] = None
+        self._new: Dict[str, List[bytes]] = {}  # new folders, and where they are staged
+        self._tops: List[Tuple[str, bytes]] = []
         self._open: "OrderedDict[int, int]" = OrderedDict()
         self._staged: Dict[int, _Staged] = {}
-        self._folders: List[Tuple[str, int, int]] = []
+        self._folders: List[Tuple[str, int, int, bool]] = []
         self._delete: List[str] = []
         self._links: List[Tuple[str, int, str]] = []
         self._hard: List[Tuple[str, str]] = []
@@ -62,31 +68,54 @@ class Apply:
         self.deleted = self.written = 0
         remove(self._root.fd, STAGING)
         os.mkdir(STAGING, 0o700, dir_fd=self._root.fd)
-        self._staging = os.open(STAGING, FOLDER, dir_fd=self._root.fd)
+        self._staging = Root(os.open(STAGING, FOLDER, dir_fd=self._root.fd))
 
     def close(self) -> None:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
-        if self._staging >= 0:
-            os.close(self._staging)
-            self._staging = -1
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
             remove(self._root.fd, STAGING)
         self._root.close()
 
     def stage(self, plan: Dict[str, Any]) -> None:
         """Take a part of the plan: see ``workspace/send.py``."""
-        self._folders += [(path, mode, mtime) for path, mode, mtime in plan.get("folders", ())]
+        for path, mode, mtime, new in plan.get("folders", ()):
+            self._folders.append((path, mode, mtime, new))
+            if new:
+                self._stage_folder(path)
         self._delete += plan.get("delete", ())
         self._links += [(path, mtime, target) for path, mtime, target in plan.get("links", ())]
         self._hard += [(path, target) for path, target in plan.get("hard", ())]
         self._meta += [(path, entry) for path, entry in plan.get("meta", ())]
         for number, path, entry in plan.get("files", ()):
-            staged = self._staged[number] = _Staged(number, path, entry)
+            parent, _, name = path.rpartition("/")
+            place = self._new.get(parent) if parent else None
+            if place is None:
+                staged = _Staged(path, entry, (), b"%d" % number)
+            else:
+                staged = _Staged(path, entry, place, name_bytes(name))
+            self._staged[number] = staged
             if not staged.missing:
-                self._complete(
-                    number, staged, os.open(staged.name, CREATE, 0o600, dir_fd=self._staging)
-                )
+                self._complete(staged, self._create(staged))
+
+    def _stage_folder(self, path: str) -> None:
+        assert self._staging is not None
+        parent, _, name = path.rpartition("/")
+        if parent in self._new:
+            place = [*self._new[parent], name_bytes(name)]
+        else:
+            place = [b"new%d" % len(self._tops)]
+            self._tops.append((path, place[0]))
+        os.mkdir(place[-1], 0o700, dir_fd=self._staging.folder(place[:-1]))
+        self._new[path] = place
+
+    def _create(self, staged: _Staged) -> int:
+        assert self._staging is not None
+        flags = CREATE & ~os.O_EXCL
+        return os.open(staged.name, flags, 0o600, dir_fd=self._staging.folder(staged.place))
 
     def fill(self, payload: "bytes | bytearray") -> None:
         """Contents of a chunk, for one or more places."""
@@ -122,8 +151,7 @@ class Apply:
             raise ValueError("a chunk of the wrong length")
         fd = self._open.get(number)
         if fd is None:
-            flags = CREATE & ~os.O_EXCL
-            fd = os.open(staged.name, flags, 0o600, dir_fd=self._staging)
+            fd = self._create(staged)
             if staged.missing > 1:
                 self._open[number] = fd
                 if len(self._open) > _MOST_OPEN:
@@ -132,15 +160,17 @@ class Apply:
         staged.missing -= 1
         if not staged.missing:
             self._open.pop(number, None)
-            self._complete(number, staged, fd)
+            self._complete(staged, fd)
 
-    def _complete(self, number: int, staged: _Staged, fd: int) -> None:
+    def _complete(self, staged: _Staged, fd: int) -> None:
         _, _, mode, mtime, size, chunks = staged.entry
         try:
             if not chunks or isinstance(chunks[-1], int):
                 os.ftruncate(fd, size)
             os.fchmod(fd, mode)
             os.utime(fd, ns=(mtime, mtime))
+            if staged.place:
+                staged.status = os.fstat(fd)
         finally:
             os.close(fd)
 
@@ -153,15 +183,23 @@ class Apply:
             raise ValueError("%d files are not complete, as %s" % (len(lacking), lacking[0]))
         for path in self._delete:
             self.deleted += self._root.delete(split(path))
-        for path, _, _ in self._folders:
-            if path:
-                self._make_folder(path)
+        for path, _, _, new in self._folders:
+            if path and not new:
+                self._open_up(path)
+        assert self._staging is not None
+        self._staging.forget()
+        for path, top in self._tops:
+            *parents, name = split(path)
+            parent = self._root.folder(parents)
+            os.rename(top, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
         for number in sorted(self._staged):
             staged = self._staged[number]
-            *parents, name = split(staged.path)
-            parent = self._root.folder(parents)
-            os.rename(staged.name, name, src_dir_fd=self._staging, dst_dir_fd=parent)
-            self._note(cache, staged, os.stat(name, dir_fd=parent, follow_symlinks=False))
+            if staged.status is None:
+                *parents, name = split(staged.path)
+                parent = self._root.folder(parents)
+                os.rename(staged.name, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
+                staged.status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            self._note(cache, staged, staged.status)
             self.written += 1
         for path, entry in self._meta:
             *parents, name = split(path)
@@ -177,7 +215,7 @@ class Apply:
             self.written += 1
         for path, target in self._hard:
             self._link(path, target)
-        for path, mode, mtime in sorted(self._folders, reverse=True):
+        for path, mode, mtime, _ in sorted(self._folders, reverse=True):
             self._root.forget()
             fd = self._root.folder(split(path)) if path else self._root.fd
             if path:
@@ -185,13 +223,10 @@ class Apply:
                 os.utime(fd, ns=(mtime, mtime))
         self._root.forget()
 
-    def _make_folder(self, path: str) -> None:
+    def _open_up(self, path: str) -> None:
+        """Let a folder that is there be written to; it gets its mode in the end."""
         *parents, name = split(path)
-        parent = self._root.folder(parents)
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            os.chmod(name, 0o700, dir_fd=parent)
+        os.chmod(name, 0o700, dir_fd=self._root.folder(parents))
 
     def _link(self, path: str, target: str) -> None:
         *parents, name = split(path)
@@ -226,6 +261,3 @@ def expand(chunks: Sequence[Any]) -> "List[Optional[str]]":
     for chunk in chunks:
         full += [None] * chunk if isinstance(chunk, int) else [chunk]
     return full
-
-
-__all__ = ["Apply", "chunk_count", "expand", "split"]

@@ -17,9 +17,13 @@ class Root:
     """A folder below which paths are opened. Remembers the last few folders that it went through,
     as descriptors. Paths are tuples of names."""
 
-    def __init__(self, path: "str | bytes") -> None:
-        # The root itself may be reached through symlinks: who named it is trusted.
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def __init__(self, path: "str | bytes | int") -> None:
+        """``path`` may be the descriptor of a folder, which then belongs to this object."""
+        if isinstance(path, int):
+            self.fd = path
+        else:
+            # The root itself may be reached through symlinks: who named it is trusted.
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._chain: List[Tuple[bytes, int]] = []
 
     def close(self) -> None:

@@ -18,8 +18,9 @@ import zlib
 from typing import Any, Iterable, List, Sequence, Tuple
 
 CHUNK = 2**20
-PAGE_MASK, PAGE_MOST = 127, 1024
+PAGE_MASK, PAGE_MOST, PAGE_BYTES = 127, 1024, 2**20
 MAX_TREE = 8 * 2**20
+MAX_ENTRY = MAX_TREE - 4096
 MAX_DEPTH = 128
 MAX_NAME, MAX_PATH = 255, 4095
 MAX_LINK = 4095
@@ -53,13 +54,20 @@ def build_tree(entries: "Iterable[Tuple[bytes, bytes]]") -> "Tuple[bytes, List[O
     """The hash of a folder and the objects that it is made of, itself last. ``entries`` are pairs
     of a name's bytes and an encoded entry, sorted by name.
 
-    Where a page ends is told by the names alone, so a change of one entry changes one page.
+    Where a page ends is told by the names (unless entries are very long), so a change of one entry
+    changes one page.
     """
     pages: List[List[bytes]] = [[]]
+    size = 0
     for name, entry in entries:
+        if size + len(entry) > PAGE_BYTES and pages[-1]:
+            pages.append([])
+            size = 0
         pages[-1].append(entry)
+        size += len(entry)
         if zlib.crc32(name) & PAGE_MASK == 0 or len(pages[-1]) >= PAGE_MOST:
             pages.append([])
+            size = 0
     if len(pages) > 1 and not pages[-1]:
         pages.pop()
     objects = []

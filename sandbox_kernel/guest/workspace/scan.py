@@ -15,6 +15,7 @@ from .folders import FOLDER, READ, pread_exactly
 from .layout import (
     CHUNK,
     MAX_DEPTH,
+    MAX_ENTRY,
     MAX_PATH,
     MAX_SIZE,
     RESERVED,
@@ -396,7 +397,11 @@ class Scan:
             before.st_size,
             chunks,
         ]
-        return Item(signature_of(before) if settled else None, entry, data)
+        made = Item(signature_of(before) if settled else None, entry, data)
+        if len(made.encoded) > MAX_ENTRY:
+            self.problem(prefix + name, "too large; not saved")
+            return None
+        return made
 
     def _chunks(
         self, file: int, status: os.stat_result, had: Set[str]
