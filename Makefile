@@ -93,6 +93,7 @@ format: $(VENV)/.test  ## rewrite the sources as ruff likes them
 
 bench: $(VENV)/.test  ## measure round trips, throughput and start-up against a plain local kernel
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks workspace
 
 # --- tidy up ---------------------------------------------------------------------------------------
 

@@ -1,17 +1,19 @@
-"""The command line: ``python -m benchmarks [compare|scale] ...``."""
+"""The command line: ``python -m benchmarks [compare|scale|workspace] ...``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import machine, report
+from benchmarks import machine, report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, kernelspec_column
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -31,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A short path: it holds Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="skb-"))
     try:
-        run = run_scale if options.benchmark == "scale" else run_compare
-        return run(options, facts, folder)
+        run = {"compare": run_compare, "scale": run_scale, "workspace": run_workspace}
+        return run[options.benchmark](options, facts, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,6 +92,24 @@ def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Pat
     return INTERRUPTED if interrupted else 1 if problems else 0
 
 
+def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
+    os.environ["SANDBOX_KERNEL_DATA_DIR"] = str(folder / "data")
+    os.environ["SANDBOX_KERNEL_RUNTIME_DIR"] = str(folder / "run")
+    rounds = options.rounds or (1 if options.quick else 3)
+    files, size = (2_000, 200_000_000) if options.quick else (10_000, 1_000_000_000)
+    figures = workspace.measure(folder, files, size, rounds, _progress)
+    _print_title(facts, False)
+    print(f"rounds: {rounds}; {files:,} files with {size / 1e6:g} MB of random bytes\n")
+    print(workspace.report_table(figures))
+    print()
+    for check in workspace.checks(figures):
+        print(check)
+    path = options.json or RESULTS / "workspace.json"
+    report.save(path, {"machine": facts, "figures": asdict(figures)})
+    print(f"saved in {path}")
+    return 0
+
+
 def _scale_point(worker: Worker, count: int, trips: int, problems: list[str]) -> Point | None:
     try:
         point = worker.call("many_kernels", kernels=count, round_trips=trips)
@@ -138,9 +158,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=("compare", "scale"),
+        choices=("compare", "scale", "workspace"),
         default="compare",
-        help="compare (the default): all rows; scale: many kernels at work at once",
+        help="compare (the default): all rows; scale: many kernels at work at once; "
+        "workspace: saving and bringing back files",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"

@@ -58,3 +58,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sandbox_kernel' has no attribute {name!r}")
     return getattr(importlib.import_module(f"sandbox_kernel.{_HOME[name]}"), name)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """For Jupyter Server, which imports this package by the extension's name."""
+    from sandbox_kernel.jupyter.server.app import SandboxServer
+
+    return [{"module": "sandbox_kernel.jupyter.server.app", "app": SandboxServer}]

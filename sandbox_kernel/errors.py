@@ -15,8 +15,16 @@
     |   +-- ProtocolError         the far side broke the protocol; the session is over
     |   +-- SessionRefused        the agent refused this session (token, version, superseded)
     +-- KernelError
-        +-- KernelLaunchFailed    the kernel process could not be started
-        +-- KernelDied            the kernel process ended by itself
+    |   +-- KernelLaunchFailed    the kernel process could not be started
+    |   +-- KernelDied            the kernel process ended by itself
+    +-- WorkspaceError
+        +-- WorkspaceNotFound     no workspace or save of that name
+        +-- WorkspaceExists       a workspace of that name exists already
+        +-- WorkspaceRefused      a sandbox, or a damaged save, holds what must not be written
+        +-- QuotaExceeded         more files or bytes than allowed
+        +-- StoreError            the store cannot be read or written
+        |   +-- StoreDamaged      it holds what cannot be right
+        +-- ExportConflict        files of the host would be written over
 
 A message says what failed, in which sandbox, and what to do next.
 """
@@ -94,3 +102,35 @@ class KernelLaunchFailed(KernelError):
 
 class KernelDied(KernelError):
     """The kernel process ended without being asked to."""
+
+
+class WorkspaceError(SandboxError):
+    """Something about saved workspaces."""
+
+
+class WorkspaceNotFound(WorkspaceError):
+    """No workspace of that name, or no such save in it."""
+
+
+class WorkspaceExists(WorkspaceError):
+    """A workspace of that name exists already."""
+
+
+class WorkspaceRefused(WorkspaceError):
+    """A sandbox sent, or a save holds, what must not be saved or written; nothing was."""
+
+
+class QuotaExceeded(WorkspaceError):
+    """The workspace has more files or bytes than its quota; nothing was saved."""
+
+
+class StoreError(WorkspaceError):
+    """The store cannot be read or written."""
+
+
+class StoreDamaged(StoreError):
+    """The store holds what cannot be right: a checksum fails, something is missing."""
+
+
+class ExportConflict(WorkspaceError):
+    """Files that have changed on the host would be written over; nothing was written."""

@@ -26,6 +26,7 @@ from sandbox_kernel.errors import (
     SessionRefused,
 )
 from sandbox_kernel.paths import private_dir
+from sandbox_kernel.recordings import OVERHEAD, Recording, parse_recording
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.spec import SandboxSpec
@@ -38,6 +39,7 @@ from sandbox_kernel.tunnel.tunnel import Tunnel
 Log = logging.Logger | logging.LoggerAdapter[Any]
 _LOG_LINES, _LOG_SIZE = 20, 4000
 _INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT = 10.0, 30.0
+_RECORDING_TIMEOUT = 60.0
 
 
 class SandboxedKernel:
@@ -387,6 +389,19 @@ class SandboxedKernel:
     async def logs(self) -> str:
         """What the kernel process itself printed (not the cells' output)."""
         return str(await self.tunnel.control.call("logs"))
+
+    async def record(self, limit: int) -> None:
+        """Keep, in the sandbox, up to ``limit`` bytes of what the kernel publishes from now on
+        (0: nothing), for a host process that could not listen. It goes on over restarts of the
+        kernel and changes of the host process."""
+        await self.tunnel.control.call("record", limit=limit)
+
+    async def recorded(self, limit: int, since: int = 0) -> Recording:
+        """What has been kept, from message number ``since`` on. ``limit`` as for ``record``."""
+        data = await self.tunnel.fetch(
+            f"recorded:{since}", limit + OVERHEAD, timeout=_RECORDING_TIMEOUT
+        )
+        return parse_recording(data, self.handle.name)
 
     def died(self) -> KernelDied:
         """The error for who needed the kernel after it had died."""

@@ -6,9 +6,11 @@ sockets through which code can be run in the sandboxes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
@@ -55,3 +57,24 @@ def private_dir(path: Path) -> Path:
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
+
+
+@contextlib.contextmanager
+def beside(path: Path, content: str) -> Iterator[str]:
+    """A temporary file (mode 0600) with this content in the folder of ``path``, to become it."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Replace a file: whoever reads it, also after a crash, finds the old one or the new one."""
+    with beside(path, content) as temporary:
+        os.replace(temporary, path)

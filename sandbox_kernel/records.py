@@ -6,19 +6,16 @@ atomically. The file is made with O_EXCL, so it also decides who owns a name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
-from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.paths import beside, data_dir, private_dir, write_atomically
 from sandbox_kernel.spec import SandboxSpec, check_name
 
 log = logging.getLogger("sandbox_kernel")
@@ -61,7 +58,7 @@ class Records:
     def reserve(self, record: Record) -> None:
         """Write a first record, or SandboxExists if the name is taken."""
         path = self._path(record.backend, record.name)
-        with self._temporary(path, record) as temporary:
+        with beside(path, json.dumps(asdict(record))) as temporary:
             try:
                 os.link(temporary, path)  # atomic, and fails if the name is taken
             except FileExistsError:
@@ -74,8 +71,7 @@ class Records:
     def save(self, record: Record) -> None:
         """Replace a record."""
         path = self._path(record.backend, record.name)
-        with self._temporary(path, record) as temporary:
-            os.replace(temporary, path)
+        write_atomically(path, json.dumps(asdict(record)))
 
     def load(self, backend: str, name: str) -> Record:
         path = self._path(backend, name)
@@ -115,17 +111,3 @@ class Records:
                 f"The record {path} cannot be read ({error}). If no sandbox of that name runs, "
                 f"delete the file."
             ) from error
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _temporary(path: Path, record: Record) -> Iterator[str]:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-        try:
-            with os.fdopen(fd, "w") as file:
-                json.dump(asdict(record), file)
-                file.flush()
-                os.fsync(file.fileno())
-            yield temporary
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)

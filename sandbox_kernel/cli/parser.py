@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         run,
         shell,
         uninstall,
+        workspace,
     )
 
     parser = argparse.ArgumentParser(
@@ -91,6 +92,7 @@ exit codes:
         run.add,
         launch.add,
         image.add,
+        workspace.add,
         completion.add,
     ):
         add(added)

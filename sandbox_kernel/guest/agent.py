@@ -23,6 +23,7 @@ from .kernel import CHANNELS, Kernel, LaunchError
 from .loop import Loop
 from .peer import Peer
 from .pump import Pump
+from .recorder import MAX_LIMIT, Recorder
 from .rekey import MAX_REQUEST, is_request, reseed
 from .warmprocess import WarmProcess, kernel_command
 from .wire import VERSION, WireError
@@ -37,12 +38,14 @@ from .wire.handshake import (
     encode_welcome,
 )
 from .wire.mux import Stream
+from .workspace.process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
 _ALIVE_INTERVAL = 5.0
 _HELLO_TIMEOUT = 30.0
 _MAX_GREETERS = 16
 _ACCEPT_PAUSE = 1.0
+_PAUSE, _QUIET = 0.01, 0.1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -57,7 +60,10 @@ class Agent:
         self._session_id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
-        self._pumps: Set[Pump] = set()
+        self._pumps: Set[Pump] = set()  # of the kernel's channels
+        self._bulk: Set[Pump] = set()  # of workspace streams
+        self._kernel_moved = 0
+        self._kernel_busy_at = -_QUIET
         self._waiting: List[_KernelStream] = []
         self._controls: Set[ControlServer] = set()
         self._greeters: List[_Greeter] = []
@@ -65,6 +71,10 @@ class Agent:
         self._connect_timer: object = None
         self._launched_at = 0.0
         self.kernel = Kernel(self.loop, folder, self._kernel_exited)
+        self._recorder = Recorder(
+            self.loop, lambda: self.kernel.connect("iopub"), lambda: self.kernel.running
+        )
+        self._helper = Helper()
         self._calls: Dict[str, Callable[..., Any]] = {
             "info": self._call_info,
             "launch": self._call_launch,
@@ -73,6 +83,7 @@ class Agent:
             "usage": self.kernel.usage,
             "logs": self.kernel.log.tail,
             "lease": self._call_lease,
+            "record": self._call_record,
             "kill": self._call_kill,
             "shutdown": self._call_shutdown,
         }
@@ -88,6 +99,7 @@ class Agent:
             signal.set_wakeup_fd(-1)
             self.kernel.kill()
             self.kernel.warm.close()
+            self._helper.close()
             os.unlink(os.path.join(self._folder, SOCKET))
             listener.close()
             wakeup.close()
@@ -239,7 +251,7 @@ class Agent:
         if self._peer is None:
             return
         self._peer.detach()
-        for pump in list(self._pumps):
+        for pump in [*self._pumps, *self._bulk]:
             pump.close("the session is over")
         self._waiting.clear()
         self._controls.clear()
@@ -256,8 +268,32 @@ class Agent:
         elif kind == "kernel" and rest in CHANNELS:
             self._waiting.append(_KernelStream(self, stream, rest))
             self._connect_waiting()
+        elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
+            self._recorder.send(peer, stream, int(rest))
+        elif kind == "workspace":
+            self._open_workspace(peer, stream)
         else:
             stream.reset("there is no %r here" % target)
+
+    def _open_workspace(self, peer: Peer, stream: Stream) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            pump = Pump(self.loop, peer, stream, ours, self._bulk.discard, self._polite)
+            self._bulk.add(pump)
+        except OSError as error:
+            return stream.reset(str(error))
+        try:
+            self._helper.hand_over(theirs)
+        except OSError as error:
+            pump.close(str(error))
+
+    def _polite(self) -> float:
+        """How long files wait for the kernel's messages before they go on: while cells run, a
+        transfer takes a small part of the machine, and else all of it."""
+        moved, now = sum(pump.moved for pump in self._pumps), self.loop.time()
+        if moved != self._kernel_moved:
+            self._kernel_moved, self._kernel_busy_at = moved, now
+        return _PAUSE if now - self._kernel_busy_at < _QUIET else 0.0
 
     def _connect_waiting(self) -> None:
         """Connect the streams that wait for the kernel's sockets, again and again while it
@@ -324,6 +360,7 @@ class Agent:
                 return later.fail(CallError("launch", str(failure)))
             later.finish(self.kernel.status())
             self._launched_at = self.loop.time()
+            self._recorder.launched()
             self._connect_waiting()
             if warm:
                 self.kernel.warm.prepare(kernel_command(argv, self._folder))
@@ -345,6 +382,11 @@ class Agent:
             raise CallError("value", "a lease of %r seconds" % seconds)
         self._lease = float(seconds)
         return {"lease": self._lease}
+
+    def _call_record(self, limit: int) -> Dict[str, Any]:
+        if not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
+            raise CallError("value", "a recording of %r bytes" % limit)
+        return self._recorder.start(limit)
 
     def _call_shutdown(self) -> Dict[str, Any]:
         self.kernel.kill()

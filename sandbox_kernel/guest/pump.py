@@ -28,7 +28,10 @@ class Pump:
         sock: socket.socket,
         on_closed: "Callable[[Pump], object] | None" = None,
         on_input: "Callable[[], object] | None" = None,
+        polite: "Callable[[], float] | None" = None,
     ) -> None:
+        self.moved = 0
+        """Bytes, in both directions."""
         self._loop = loop
         self._peer = peer
         self._stream = stream
@@ -36,6 +39,7 @@ class Pump:
         self._fd = sock.fileno()
         self._on_closed = on_closed
         self._on_input = on_input
+        self._polite = polite  # how long to wait before the next read, for others' sake
         self._out: Deque[Buffer] = deque()
         self._writing = False
         self._finish_after_out = False
@@ -70,19 +74,31 @@ class Pump:
         self._read_size = min(max(2 * len(data), _MIN_READ), _MAX_READ)
         if self._on_input is not None:
             self._on_input()
+        self.moved += len(data)
         self._stream.write(data)
         self._peer.flush_soon()
         if self._stream.full:
             self._stream.waiting = True
             self._loop.remove_reader(self._fd)
+        elif self._polite is not None:
+            self._loop.remove_reader(self._fd)
+            self.on_room()
 
     def on_room(self) -> None:
+        pause = self._polite() if self._polite is not None else 0.0
+        if pause:
+            self._loop.call_later(pause, self._read_again)
+        else:
+            self._read_again()
+
+    def _read_again(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._fd, self._readable)
 
     # --- from the stream to the socket
 
     def on_data(self, payload: Buffer) -> None:
+        self.moved += len(payload)
         if self._closed:
             self._stream.consumed(len(payload))
         elif self._out:

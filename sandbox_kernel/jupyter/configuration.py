@@ -27,6 +27,9 @@ OWN_HELP: dict[str, str] = {
     "warm_start": "fork ipykernel from an interpreter that has its imports done",
     "pool_size": "how many sandboxes wait ready for the next kernels (0: none)",
     "pool_idle_seconds": "the pool is emptied when no kernel has been started for so long",
+    "persist": "save the files of a named workspace, or with the notebook, and bring them back",
+    "upload": "of the notebook's folder, for a workspace without a save: none, folder, or globs",
+    "mirror": "write saved files back to the notebook's folder after every save",
 }
 OWN_FIELDS = tuple(OWN_HELP)
 
@@ -54,6 +57,13 @@ class KernelConfiguration:
     pool_size: int = 0
     """How many sandboxes are kept ready for the next kernels of this kind."""
     pool_idle_seconds: float = 600.0
+    persist: bool = True
+    """Save the kernel's files in its workspace, if it has one, and bring them back."""
+    upload: str | tuple[str, ...] = "none"
+    """``none``, ``folder`` or globs: what of the notebook's folder is brought into the sandbox
+    when there is no save."""
+    mirror: bool = False
+    """Write what was saved back to the notebook's folder."""
     named: bool = False
     """The user has chosen the sandbox's name."""
 
@@ -98,8 +108,19 @@ def read_configuration(
         warm_start=_boolean("warm_start", own.get("warm_start", True), where),
         pool_size=int(_number("pool_size", own.get("pool_size", 0), where)),
         pool_idle_seconds=_number("pool_idle_seconds", own.get("pool_idle_seconds", 600), where),
+        persist=_boolean("persist", own.get("persist", True), where),
+        upload=_upload(own.get("upload", "none"), where),
+        mirror=_boolean("mirror", own.get("mirror", False), where),
         named=values["name"] != default_name or bool(environ.get(ENV_PREFIX + "NAME")),
     )
+
+
+def _upload(value: Any, where: str) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(glob, str) for glob in value):
+        return tuple(value)
+    raise SpecError(f"{where}: upload is 'none', 'folder' or a list of globs, not {value!r}.")
 
 
 def _number(key: str, value: Any, where: str) -> float:

@@ -14,7 +14,8 @@ import contextlib
 import os
 import secrets
 import signal
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo
@@ -29,7 +30,7 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SpecError,
 )
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter import hosting, lifecycle, workspaces
 from sandbox_kernel.jupyter.configuration import (
     OWN_FIELDS,
     OWN_HELP,
@@ -43,6 +44,9 @@ from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
+
+if TYPE_CHECKING:
+    from sandbox_kernel.workspace import SaveReport
 
 
 def _setting(name: str) -> TraitType[Any, Any]:
@@ -62,6 +66,9 @@ class SandboxProvisioner(KernelProvisionerBase):
     warm_start = _setting("warm_start")
     pool_size = _setting("pool_size")
     pool_idle_seconds = _setting("pool_idle_seconds")
+    persist = _setting("persist")
+    upload = _setting("upload")
+    mirror = _setting("mirror")
     name = _setting("name")
     image = _setting("image")
     memory_mib = _setting("memory_mib")
@@ -90,6 +97,9 @@ class SandboxProvisioner(KernelProvisionerBase):
         check_keys(kwargs, f"The kernelspec of kernel {base.get('kernel_id', '')}")
         super().__init__(**base)
         self._kernel: SandboxedKernel | None = None
+        self._paused: dict[str, Any] = {}
+        self.saved_workspace: workspaces.KernelWorkspace | None = None
+        """Where the kernel's files are saved, once it has been launched; None: nowhere."""
         self._has_process = False
         self._folder: str | None = None
 
@@ -109,6 +119,12 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel.handle.name if self._kernel else None
 
     @property
+    def kernel(self) -> SandboxedKernel | None:
+        """The kernel with its sandbox, once there is one. Its coroutines are for the background
+        loop."""
+        return self._kernel
+
+    @property
     def death(self) -> str:
         """Why the kernel ended, in words; empty while it runs."""
         return self._kernel.death if self._kernel else ""
@@ -125,6 +141,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel.pid if self._kernel else None
 
     async def poll(self) -> int | None:
+        if self._paused:
+            return None
         if self._kernel is None or not self._has_process:
             return 0
         return self._kernel.exit_code
@@ -137,10 +155,12 @@ class SandboxProvisioner(KernelProvisionerBase):
         return code
 
     async def send_signal(self, signum: int) -> None:
+        await self.resume()
         if self._kernel is not None:
             await run(self._kernel.send_signal(signum))
 
     async def kill(self, restart: bool = False) -> None:
+        await self.resume()
         if self._kernel is None:
             return
         if self._kernel.tunnel.paused and not restart:
@@ -161,6 +181,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         await self.send_signal(signal.SIGTERM)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
+        await self.resume()
         if self._kernel is None:
             return
         self._kernel.expect_exit()
@@ -216,7 +237,8 @@ class SandboxProvisioner(KernelProvisionerBase):
             await self._replace_lost_sandbox(self._guest_command(cmd))
         new = self._kernel is None
         try:
-            await run(self._launch(cmd, kwargs.get("env", {}), self.configuration()))
+            cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
+            await run(self._launch(cmd, kwargs.get("env", {}), cwd, self.configuration()))
         except BaseException:
             if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
                 await self.cleanup()
@@ -224,16 +246,30 @@ class SandboxProvisioner(KernelProvisionerBase):
         if new:
             self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
         self._has_process = True
+        for observer in lifecycle.observers:
+            await observer.launched(self)
         return self.connection_info
 
     async def _launch(
-        self, cmd: list[str], env: dict[str, str], configuration: KernelConfiguration
+        self,
+        cmd: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        configuration: KernelConfiguration,
     ) -> None:
         argv = hosting.with_interpreter(self._guest_command(cmd), configuration.spec)
         if self._kernel is None:
+            workspace = workspaces.workspace_of(configuration, env, cwd)
+            configuration = replace(configuration, spec=replace(configuration.spec, workspace=None))
             self._kernel = await hosting.create_kernel(configuration, argv, self.log)
+            if workspace is not None:
+                await workspaces.bring_in(self._kernel, workspace, self.log)
+            # Not before: what could not be brought in must not be saved as the latest.
+            self.saved_workspace = workspace
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
+        for observer in lifecycle.observers:
+            await observer.launching(self, kernel)
         await kernel.launch(
             argv,
             env=self._guest_env(env, configuration),
@@ -294,8 +330,13 @@ class SandboxProvisioner(KernelProvisionerBase):
             return
         self._has_process = False
         kernel, self._kernel = self._kernel, None
+        workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
+            if workspace is not None and not kernel.taken_over:
+                await workspaces.save_at_shutdown(kernel, workspace, self._kernel_name, self.log)
             await run(hosting.remove_kernel(kernel))
+            for observer in lifecycle.observers:
+                await observer.ended(self)
         if self._folder is not None:
             self._folder = None
             if self.parent is not None:
@@ -310,6 +351,50 @@ class SandboxProvisioner(KernelProvisionerBase):
         if kernel is not None:
             hosting.disown(kernel)
             await run(kernel.detach())
+
+    @property
+    def _kernel_name(self) -> str:
+        return str(getattr(self.parent, "kernel_name", ""))
+
+    async def save(self) -> SaveReport:
+        """Save the kernel's files in its workspace now."""
+        if self._kernel is None or self.saved_workspace is None:
+            raise SandboxError("This kernel has no workspace to save to, or is not there.")
+        return await workspaces.save(
+            self._kernel, self.saved_workspace, self._kernel_name, self.log
+        )
+
+    @property
+    def can_pause(self) -> bool:
+        return self._kernel is not None and self._kernel.client.capabilities.pause
+
+    @property
+    def paused(self) -> bool:
+        return bool(self._paused)
+
+    async def pause(self) -> None:
+        """Freeze the sandbox with the kernel in it, until ``resume``. For backends that can."""
+        if self._kernel is None:
+            return
+        info, handle = await self.get_provisioner_info(), self._kernel.handle
+        await self.detach()
+        self._paused, self._has_process = info, True
+        try:
+            await run(handle.pause())
+        except SandboxError:
+            await self.resume()
+            raise
+
+    async def resume(self) -> None:
+        """Let a kernel that was paused go on. No error if it was not."""
+        info, self._paused = self._paused, {}
+        if not info:
+            return
+        try:
+            await self.load_provisioner_info(info)
+        except BaseException:
+            self._paused = info
+            raise
 
     def get_stable_start_time(self, recommended: float = 10.0) -> float:
         with contextlib.suppress(SpecError):
@@ -333,6 +418,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             "backend": self._kernel.handle.backend,
             "sandbox": self._kernel.handle.name,
             "folder": self._folder,
+            "saved_workspace": asdict(self.saved_workspace) if self.saved_workspace else None,
         }
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
@@ -343,6 +429,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             raise SandboxError("This provisioner has a kernel already.")
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
+        self.saved_workspace = workspaces.from_dict(provisioner_info.get("saved_workspace"))
         self._has_process = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:

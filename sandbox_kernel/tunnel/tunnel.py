@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -24,14 +25,18 @@ from sandbox_kernel.errors import (
     SandboxGone,
     SandboxNotFound,
     SandboxPaused,
+    SandboxTimeout,
     SessionRefused,
     TunnelError,
 )
 from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.pump import Pump
 from sandbox_kernel.guest.wire import VERSION
 from sandbox_kernel.guest.wire.handshake import Hello
+from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel.control import ControlClient
+from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Endpoint
 from sandbox_kernel.tunnel.links import codec_for, connect
 
@@ -73,6 +78,8 @@ class Tunnel:
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
+        self._downloads: set[Download] = set()
+        self._channels: set[Pump] = set()
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
         self.paused = False
@@ -133,6 +140,39 @@ class Tunnel:
         self.last_input = self._loop.time()
         if self.paused:
             self._wanted.set()
+
+    async def fetch(self, target: str, limit: int, *, timeout: float) -> bytes:
+        """All that ``target`` in the sandbox has to say, at most ``limit`` bytes of it."""
+        if self.failure is not None:
+            raise self.failure
+        self.want()
+        stream = self._peer.mux.open(target, BULK)
+        download = Download(self._peer, stream, self._handle.name, limit)
+        self._downloads.add(download)
+        self._peer.flush_soon()
+        try:
+            return await asyncio.wait_for(download.done, timeout)
+        except asyncio.TimeoutError:
+            stream.reset("nobody waits any more")
+            self._peer.flush_soon()
+            raise SandboxTimeout(
+                f"The agent in sandbox {self._handle.name!r} did not send {target!r} within "
+                f"{timeout:g} s."
+            ) from None
+        finally:
+            self._downloads.discard(download)
+
+    def channel(self, target: str, priority: int) -> socket.socket:
+        """A stream to ``target`` as a blocking socket, for a thread that is not the loop's. Closing
+        it ends the stream; its end means that the stream, or the tunnel, is over."""
+        if self.failure is not None:
+            raise self.failure
+        self.want()
+        ours, theirs = socket.socketpair()
+        stream = self._peer.mux.open(target, priority)
+        self._channels.add(Pump(self._loop, self._peer, stream, ours, self._channels.discard))
+        self._peer.flush_soon()
+        return theirs
 
     def close_endpoints(self) -> None:
         for endpoint in self._endpoints:
@@ -250,6 +290,10 @@ class Tunnel:
         self._peer.detach()
         self.close_endpoints()
         self.control.fail(error)
+        for download in self._downloads:
+            download.fail(error)
+        for pump in list(self._channels):
+            pump.close("the tunnel is closed")
         self._peer.mux.close()
         if not quiet:
             self._on_failed(error)

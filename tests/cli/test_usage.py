@@ -21,7 +21,7 @@ from .running import Cli
 
 COMMANDS = (
     *("install", "uninstall", "list", "doctor", "ps", "rm", "pause", "resume"),
-    *("logs", "exec", "shell", "run", "launch", "image", "completion"),
+    *("logs", "exec", "shell", "run", "launch", "image", "workspace", "completion"),
 )
 
 

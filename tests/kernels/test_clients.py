@@ -211,6 +211,7 @@ def server(folder: Path) -> Iterator[Server]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "jupyter", "server", "--IdentityProvider.token=secret"),
+            "--SandboxServer.on_shutdown=delete",
             *(f"--ServerApp.{name}={value}" for name, value in options.items()),
         ],
         stdout=log,
@@ -296,7 +297,8 @@ def test_server(server: Server) -> None:
 
 
 def test_server_that_is_stopped_takes_its_kernels_along(server: Server) -> None:
-    """The fixture stops the server; the check for leftovers does the rest."""
+    """If its user wants it so (on_shutdown); see tests/server for what it does by default. The
+    fixture stops the server; the check for leftovers does the rest."""
     server.call("POST", "/api/kernels", {"name": "sandbox"})
     assert len(Records().list("local")) == 1
 

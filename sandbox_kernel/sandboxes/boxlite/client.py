@@ -38,6 +38,7 @@ class _Handle(BrokeredHandle):
     backend = BACKEND
     workdir = WORKDIR
     python = PYTHON
+    holds_lease = True
 
 
 class _Brokered(BrokeredClient):

@@ -1,0 +1,209 @@
+"""Saving and bringing back a workspace, next to tar over exec: ``python -m benchmarks workspace``.
+
+Tar over exec is what one would write in an afternoon: ``tar -c`` run in the sandbox, its output
+kept as a file on the host, whole every time; and ``tar -x`` fed from that file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.columns import COLUMNS
+from benchmarks.livekernel import LiveKernel
+from benchmarks.report import Check, figure, table
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.tunnel import background
+from sandbox_kernel.workspace import Store, hydrate, persist
+
+SMALLEST_TIME = 1 / 30
+MOST_MOVED, LEAST_SPEED, MOST_ROUND_TRIP = 1.05, 0.7, 1.3
+CHANGED = 2**20
+LIMIT = 900.0
+_PIECE = 256 * 1024
+
+MAKE = """
+import os
+size, count = {size}, {count}
+for i in range(count):
+    folder = "d%d" % (i // 100)
+    if i % 100 == 0:
+        os.mkdir(folder)
+    with open("%s/f%d" % (folder, i), "wb") as file:
+        file.write(os.urandom(size // count))
+with open("changing", "wb") as file:
+    file.write(os.urandom(2**20))
+"""
+CHANGE = "open('changing', 'wb').write(__import__('os').urandom(2**20)); None"
+
+
+@dataclass
+class Figures:
+    """Seconds and bytes, one a round."""
+
+    files: int
+    size: int
+    tar_out: list[float] = field(default_factory=list)
+    tar_in: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    unchanged: list[float] = field(default_factory=list)
+    changed: list[float] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    hydrate: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    during: list[float] = field(default_factory=list)
+    during_first: list[float] = field(default_factory=list)
+
+
+def measure(
+    folder: Path, files: int, size: int, rounds: int, progress: Callable[[str], object]
+) -> Figures:
+    """Everything, in turns: each round does all of it, tar right beside ours."""
+    figures = Figures(files, size)
+    progress(f"a sandbox with {files} files")
+    live, _ = LiveKernel.start(COLUMNS["sandbox"])
+    try:
+        live._run(MAKE.format(size=size, count=files))
+        sandbox = _sandboxed(live)
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}")
+            # A store of its own: each round has a first save.
+            store = Store.open(str(folder / f"store{number}"))
+            _round(figures, folder, live, sandbox, store)
+    finally:
+        live.discard()
+    return figures
+
+
+def _round(
+    figures: Figures, folder: Path, live: LiveKernel, sandbox: SandboxedKernel, store: Store
+) -> None:
+    archive = folder / "whole.tar"
+    figures.idle += [live.round_trip() for _ in range(100)]
+    saving = background.submit(persist(sandbox, store, "bench"))
+    while not saving.done():
+        figures.during_first.append(live.round_trip())
+    figures.first.append(saving.result(LIMIT).seconds)
+    figures.idle += [live.round_trip() for _ in range(100)]
+    for _ in range(5):
+        live._run(CHANGE)
+        time.sleep(0.2)
+        begin = time.perf_counter()
+        report = background.submit(persist(sandbox, store, "bench")).result(LIMIT)
+        figures.changed.append(time.perf_counter() - begin)
+        figures.moved.append(report.moved_bytes)
+        assert report.new
+    begin = time.perf_counter()
+    background.submit(persist(sandbox, store, "bench")).result(LIMIT)
+    figures.unchanged.append(time.perf_counter() - begin)
+    wanted = len(figures.during) + 100
+    while len(figures.during) < wanted:
+        # Idle right before each, so that a neighbour on the machine hits both.
+        figures.between += [live.round_trip() for _ in range(10)]
+        live._run(CHANGE)
+        saving = background.submit(persist(sandbox, store, "bench"))
+        while not saving.done():
+            figures.during.append(live.round_trip())
+        saving.result()
+    figures.tar_out.append(_on_loop(_tar_out(sandbox, archive)))
+    for into in ("tar", "ours") if random.random() < 0.5 else ("ours", "tar"):
+        other, _ = LiveKernel.start(COLUMNS["sandbox"])
+        try:
+            fresh = _sandboxed(other)
+            if into == "tar":
+                figures.tar_in.append(_on_loop(_tar_in(fresh, archive)))
+            else:
+                begin = time.perf_counter()
+                background.submit(hydrate(fresh, store, "bench")).result(LIMIT)
+                figures.hydrate.append(time.perf_counter() - begin)
+        finally:
+            other.discard()
+    archive.unlink()
+
+
+def _sandboxed(live: LiveKernel) -> SandboxedKernel:
+    found = live.manager.provisioner._kernel  # type: ignore[union-attr]
+    assert isinstance(found, SandboxedKernel)
+    return found
+
+
+def _on_loop(coroutine: Any) -> float:
+    return float(background.submit(asyncio.wait_for(coroutine, LIMIT)).result(LIMIT + 5))
+
+
+async def _tar_out(sandbox: SandboxedKernel, archive: Path) -> float:
+    begin = time.perf_counter()
+    async with await sandbox.handle.open_stream(["tar", "-cf", "-", "."]) as stream:
+        with archive.open("wb", buffering=0) as file:
+            while data := await stream.read():
+                file.write(data)
+            os.fsync(file.fileno())
+        assert await stream.wait() == 0
+    return time.perf_counter() - begin
+
+
+async def _tar_in(sandbox: SandboxedKernel, archive: Path) -> float:
+    begin = time.perf_counter()
+    async with await sandbox.handle.open_stream(["tar", "-xf", "-"]) as stream:
+        with archive.open("rb", buffering=0) as file:
+            while data := file.read(_PIECE):
+                await stream.write(data)
+        await stream.close_stdin()
+        assert await stream.wait() == 0
+    return time.perf_counter() - begin
+
+
+def report_table(figures: Figures) -> str:
+    middle = statistics.median
+    rows = [
+        ["", "unit", "tar over exec", "sandbox-kernel"],
+        ["first save", "s", figure(middle(figures.tar_out)), figure(middle(figures.first))],
+        ["save after 1 MB changed", "s", figure(middle(figures.tar_out)), _f(figures.changed)],
+        ["save, nothing changed", "s", figure(middle(figures.tar_out)), _f(figures.unchanged)],
+        ["into an empty sandbox", "s", _f(figures.tar_in), _f(figures.hydrate)],
+        ["round trip of a cell, between saves", "ms", "", figure(1000 * middle(figures.between))],
+        ["... while saving changes", "ms", "", figure(1000 * middle(figures.during))],
+        ["... before and after the first save", "ms", "", figure(1000 * middle(figures.idle))],
+        ["... during the first save", "ms", "", figure(1000 * middle(figures.during_first))],
+    ]
+    return table(rows)
+
+
+def _f(values: list[float]) -> str:
+    return figure(statistics.median(values))
+
+
+def checks(figures: Figures) -> list[Check]:
+    middle = statistics.median
+    moved = middle(figures.moved) / CHANGED
+    share = middle(figures.changed) / middle(figures.tar_out)
+    speed = middle(figures.tar_in) / middle(figures.hydrate)
+    trip = middle(figures.during) / middle(figures.between)
+    whole = middle(figures.during_first) / middle(figures.idle)
+    return [
+        Check("bytes moved <= 1.05 x changed", f"{moved:.4f} x", moved <= MOST_MOVED),
+        Check(
+            "save after 1 MB changed <= 1/30 of tar",
+            f"1/{1 / share:.1f} ({1000 * middle(figures.changed):.0f} ms)",
+            share <= SMALLEST_TIME,
+        ),
+        Check("into an empty sandbox >= 0.7 of tar's speed", f"{speed:.2f}", speed >= LEAST_SPEED),
+        Check(
+            "round trip while saving changes <= 1.3 x idle",
+            f"{trip:.2f} x",
+            trip <= MOST_ROUND_TRIP,
+        ),
+        Check(
+            "round trip during the first save <= 1.3 x idle",
+            f"{whole:.2f} x",
+            whole <= MOST_ROUND_TRIP,
+        ),
+    ]

@@ -1,0 +1,84 @@
+"""The helper's process: beside the agent, so that the kernel's channels do not wait for it.
+
+It lives as long as the agent, from the first stream with the target ``workspace`` on. The agent
+hands it one end of a socket for each such stream, and pumps the other.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import traceback
+from typing import Optional
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Helper:
+    """The agent's side: starts the process when it is first needed, and again if it has ended."""
+
+    def __init__(self) -> None:
+        self._control: Optional[socket.socket] = None
+
+    def hand_over(self, sock: socket.socket) -> None:
+        """Let the helper serve this connection; closes it here. OSError if it cannot."""
+        try:
+            for attempt in (1, 2):
+                if self._control is None:
+                    self._control = _start()
+                try:
+                    socket.send_fds(self._control, [b"."], [sock.fileno()])
+                    return
+                except OSError:
+                    self._control.close()  # it has ended
+                    self._control = None
+                    if attempt == 2:
+                        raise
+        finally:
+            sock.close()
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def _start() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork():
+        theirs.close()
+        ours.setblocking(False)
+        return ours
+    code = 1
+    try:
+        _become_helper(theirs, parent)
+        # Not before: the agent needs none of it.
+        from .helper import serve
+
+        serve(theirs)
+        code = 0
+    except BaseException:  # noqa: BLE001  (nothing of the agent's may run in this process)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _become_helper(control: socket.socket, parent: int) -> None:
+    """Leave everything of the agent's behind: this process is a fork of it."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+    keep = control.fileno()
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 4096 else keep + 4096)
+    try:
+        # Never before others that wake up; not `nice`, with which a busy machine would starve it.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError as error:
+        print("the workspace helper runs as any other process:", error, flush=True)

@@ -1,0 +1,524 @@
+"""A folder as a tree. What is known from the last scan is not read again.
+
+A file counts as unchanged if inode, size, mode, mtime and ctime are as they were when it was read,
+and it had not been changed just before: a change within the clock's granularity would not show. A
+scan of a folder in which nothing has changed costs one stat a file, and no hash.
+"""
+
+import os
+import re
+import stat
+import time
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+
+from .folders import FOLDER, READ, pread_exactly
+from .layout import (
+    CHUNK,
+    MAX_DEPTH,
+    MAX_ENTRY,
+    MAX_PATH,
+    MAX_SIZE,
+    RESERVED,
+    build_tree,
+    chunk_count,
+    chunk_length,
+    digest,
+    encode_entry,
+    name_bytes,
+    name_text,
+)
+
+_JUST_NOW = 100_000_000
+_ATTEMPTS = 3
+_MOST_PROBLEMS = 200
+_OFFENDERS = 10
+
+Signature = Tuple[int, int, int, int, int]
+
+
+class Sink(Protocol):
+    """Takes what a scan finds, children before parents."""
+
+    def chunk(self, hash_: bytes, data: bytes) -> None: ...
+    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+    def tree(self, hash_: bytes, data: bytes) -> None: ...
+    def progress(self, files: int, size: int) -> None: ...
+
+
+class TooMuch(Exception):
+    """More files or bytes than allowed. ``offenders`` are the biggest files and folders."""
+
+    def __init__(self, message: str, offenders: "List[Tuple[int, str]]") -> None:
+        super().__init__(message)
+        self.offenders = offenders
+
+
+class Item:
+    """What is known about a file, symlink or hard link."""
+
+    __slots__ = ("chunks", "data", "encoded", "link", "multiple", "signature")
+
+    def __init__(self, signature: Optional[Signature], entry: Sequence[Any], data: int) -> None:
+        self.signature = signature
+        self.encoded = encode_entry(entry)
+        self.chunks: Sequence[Any] = entry[5] if entry[1] == "f" else ()
+        self.data = data
+        self.multiple: Optional[Tuple[int, int]] = None
+        self.link: Optional[str] = entry[2] if entry[1] == "h" else None
+
+
+class Folder:
+    """What is known about a folder."""
+
+    __slots__ = (
+        "data",
+        "files",
+        "folders",
+        "hash",
+        "ignored",
+        "items",
+        "objects",
+        "rules",
+        "signature",
+        "subtree",
+    )
+
+    def __init__(self) -> None:
+        self.items: Dict[str, Item] = {}
+        self.folders: Dict[str, Folder] = {}
+        self.ignored: Dict[str, bool] = {}
+        self.rules: object = None
+        self.hash = b""
+        self.objects: Set[bytes] = set()
+        self.signature = (0, 0)
+        self.files = self.subtree = self.data = 0
+
+    def find(self, parts: Sequence[str]) -> "Optional[Folder]":
+        folder: Optional[Folder] = self
+        for part in parts:
+            if folder is None:
+                return None
+            folder = folder.folders.get(part)
+        return folder
+
+
+class Rules:
+    """Ignore rules, compiled by the host: pairs of a regular expression and whether what matches
+    is ignored (True) or wanted after all (False). The last that matches decides."""
+
+    def __init__(self, rules: "Sequence[Tuple[str, bool]]") -> None:
+        self._rules = [(re.compile(pattern).match, ignored) for pattern, ignored in rules]
+
+    def ignored(self, path: str) -> bool:
+        for matches, ignored in reversed(self._rules):
+            if matches(path):
+                return ignored
+        return False
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    return (
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+        status.st_ino,
+        status.st_mode,
+    )
+
+
+class Scan:
+    """One look at the whole folder. Updates the ``cache``; ``full`` also gives the sink what was
+    known already."""
+
+    def __init__(
+        self,
+        cache: Folder,
+        rules: Rules,
+        sink: Sink,
+        *,
+        full: bool,
+        max_files: int,
+        max_bytes: int,
+        prune: bool = False,
+    ) -> None:
+        self.problems: List[str] = []
+        self.problem_count = 0
+        self._cache = cache
+        self._rules = rules
+        self._sink = sink
+        self._full = full
+        self._prune = prune  # leave out folders without files
+        self._max_files, self._max_bytes = max_files, max_bytes
+        self._files = self._bytes = 0
+        self._links: Dict[Tuple[int, int], str] = {}
+
+    def run(self, path: str) -> bytes:
+        """The hash of the tree. TooMuch if there is more than allowed."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not self._cache.hash:
+                self._survey(fd)  # before anything is read
+            self._folder(self._cache, fd, "", 0)
+        except _Exceeded:
+            self._survey(fd)
+            raise TooMuch("more files or bytes than allowed", []) from None
+        finally:
+            os.close(fd)
+        return self._cache.hash
+
+    def problem(self, path: str, what: object) -> None:
+        self.problem_count += 1
+        if len(self.problems) < _MOST_PROBLEMS:
+            reason = what.strerror if isinstance(what, OSError) and what.strerror else what
+            self.problems.append("%s: %s" % (path, reason))
+
+    def _folder(self, folder: Folder, fd: int, prefix: str, depth: int) -> bool:
+        """Bring what is known about a folder up to date; whether its tree has changed."""
+        old, ignored = folder.items, folder.ignored
+        look_again = folder.rules is not self._rules
+        if look_again:
+            ignored.clear()
+            folder.rules = self._rules
+        changed = not folder.hash
+        names: List[str] = []
+        inner: List[Tuple[str, os.stat_result]] = []
+        multiple: List[Tuple[str, os.stat_result]] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                name = entry.name
+                if name in ignored and ignored[name] == entry.is_dir(follow_symlinks=False):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self.problem(prefix + name, error)
+                    continue
+                item = old.get(name)
+                if (
+                    item is not None
+                    and not look_again
+                    and item.signature
+                    == (
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                        status.st_size,
+                        status.st_ino,
+                        status.st_mode,
+                    )
+                ):
+                    if item.multiple is None:
+                        names.append(name)
+                    else:
+                        multiple.append((name, status))
+                    continue
+                is_folder = stat.S_ISDIR(status.st_mode)
+                if (look_again or item is None) and self._is_ignored(prefix, name, is_folder):
+                    ignored[name] = is_folder
+                elif is_folder:
+                    inner.append((name, status))
+                elif status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                    multiple.append((name, status))
+                else:
+                    made = self._item(fd, prefix, name, status, item)
+                    if made is not None:
+                        changed = changed or item is None or made.encoded != item.encoded
+                        old[name] = made
+                        names.append(name)
+        for name, status in sorted(multiple):
+            item = old.get(name)
+            made = self._multiple(fd, prefix, name, status, item)
+            if made is not None:
+                changed = changed or item is None or made.encoded != item.encoded
+                old[name] = made
+                names.append(name)
+        if len(names) != len(old):
+            changed = True
+            present = set(names)
+            for name in [name for name in old if name not in present]:
+                del old[name]
+        if self._full:
+            self._offer_known(old, prefix)
+        changed = self._inner(folder, fd, inner, prefix, depth) or changed
+        if changed or self._full:
+            self._rebuild(folder)
+        self._count(len(names) + len(inner), sum(item.data for item in old.values()))
+        return changed
+
+    def _inner(
+        self,
+        folder: Folder,
+        fd: int,
+        inner: "List[Tuple[str, os.stat_result]]",
+        prefix: str,
+        depth: int,
+    ) -> bool:
+        changed = False
+        present: Set[str] = set()
+        for name, status in sorted(inner):
+            path = prefix + name
+            if depth >= MAX_DEPTH or len(path) > MAX_PATH - 256:
+                self.problem(path, "too deep; not saved")
+                continue
+            try:
+                sub_fd = os.open(name_bytes(name), FOLDER, dir_fd=fd)
+            except OSError as error:
+                self.problem(path, error)
+                continue
+            sub = folder.folders.get(name)
+            if sub is None:
+                sub = folder.folders[name] = Folder()
+                changed = True
+            try:
+                changed = self._folder(sub, sub_fd, path + "/", depth + 1) or changed
+            finally:
+                os.close(sub_fd)
+            if self._prune and not sub.items and not sub.folders:
+                continue
+            signature = (stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+            changed = changed or sub.signature != signature
+            sub.signature = signature
+            present.add(name)
+        for name in [name for name in folder.folders if name not in present]:
+            del folder.folders[name]
+            changed = True
+        return changed
+
+    def _rebuild(self, folder: Folder) -> None:
+        entries = [(name_bytes(name), item.encoded) for name, item in folder.items.items()]
+        for name, sub in folder.folders.items():
+            entry = [name, "d", sub.signature[0], sub.signature[1], sub.hash.hex()]
+            entries.append((name_bytes(name), encode_entry(entry)))
+        entries.sort()
+        folder.hash, objects = build_tree(entries)
+        for hash_, data in objects:
+            if self._full or hash_ not in folder.objects:
+                self._sink.tree(hash_, data)
+        folder.objects = {hash_ for hash_, _ in objects}
+        subs = folder.folders.values()
+        folder.files = len(folder.items) + sum(sub.files for sub in subs)
+        folder.subtree = len(subs) + sum(sub.subtree for sub in subs)
+        folder.data = sum(item.data for item in folder.items.values()) + sum(s.data for s in subs)
+
+    def _offer_known(self, items: Dict[str, Item], prefix: str) -> None:
+        for name, item in items.items():
+            index = 0
+            for chunk in item.chunks:
+                if isinstance(chunk, int):
+                    index += chunk
+                    continue
+                # The last one may be shorter: the host is told the length with the data.
+                self._sink.known_chunk(bytes.fromhex(chunk), 0, prefix + name, index)
+                index += 1
+
+    def _is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
+        if name.startswith(RESERVED):
+            return True
+        return self._rules.ignored(prefix + name + ("/" if is_folder else ""))
+
+    def _count(self, files: int, size: int) -> None:
+        self._files += files
+        self._bytes += size
+        if self._files > self._max_files or self._bytes > self._max_bytes:
+            raise _Exceeded
+        self._sink.progress(self._files, self._bytes)
+
+    # --- one file
+
+    def _multiple(
+        self, fd: int, prefix: str, name: str, status: os.stat_result, known: Optional[Item]
+    ) -> Optional[Item]:
+        """A file with several names: the first is the file, the others are links to it."""
+        key = (status.st_dev, status.st_ino)
+        first = self._links.get(key)
+        signature = signature_of(status)
+        same = known is not None and known.signature == signature and known.link == first
+        if first is None:
+            self._links[key] = prefix + name
+        if same:
+            return known
+        if first is not None:
+            made: Optional[Item] = Item(signature, [name, "h", first], 0)
+        else:
+            made = self._item(fd, prefix, name, status, known)
+        if made is not None:
+            made.multiple = key
+        elif first is None:
+            del self._links[key]
+        return made
+
+    def _item(
+        self, fd: int, prefix: str, name: str, status: os.stat_result, known: Optional[Item]
+    ) -> Optional[Item]:
+        try:
+            if stat.S_ISREG(status.st_mode):
+                return self._file(fd, prefix, name, known)
+            if stat.S_ISLNK(status.st_mode):
+                target = name_text(os.readlink(name_bytes(name), dir_fd=fd))
+                return Item(signature_of(status), [name, "l", status.st_mtime_ns, target], 0)
+        except FileNotFoundError:
+            return None  # deleted meanwhile
+        except OSError as error:
+            self.problem(prefix + name, error)
+            return None
+        self.problem(prefix + name, "a %s; not saved" % _kind(status.st_mode))
+        return None
+
+    def _file(self, fd: int, prefix: str, name: str, known: Optional[Item]) -> Optional[Item]:
+        had = set() if known is None or self._full else set(map(str, known.chunks))
+        for _ in range(_ATTEMPTS):
+            file = os.open(name_bytes(name), READ, dir_fd=fd)
+            try:
+                now = time.time_ns()
+                before = os.fstat(file)
+                if not stat.S_ISREG(before.st_mode):
+                    return None  # replaced meanwhile
+                if before.st_size > MAX_SIZE:
+                    self.problem(prefix + name, "too large; not saved")
+                    return None
+                chunks, data = self._chunks(file, before, had)
+                after = os.fstat(file)
+            finally:
+                os.close(file)
+            stable = chunks is not None and signature_of(before) == signature_of(after)
+            if stable:
+                break
+        else:
+            self.problem(prefix + name, "kept changing while it was read; saved as it was read")
+            if chunks is None:
+                return known
+        settled = stable and max(before.st_ctime_ns, before.st_mtime_ns) < now - _JUST_NOW
+        entry = [
+            name,
+            "f",
+            stat.S_IMODE(before.st_mode),
+            before.st_mtime_ns,
+            before.st_size,
+            chunks,
+        ]
+        made = Item(signature_of(before) if settled else None, entry, data)
+        if len(made.encoded) > MAX_ENTRY:
+            self.problem(prefix + name, "too large; not saved")
+            return None
+        return made
+
+    def _chunks(
+        self, file: int, status: os.stat_result, had: Set[str]
+    ) -> "Tuple[Optional[List[Any]], int]":
+        """The chunks of a file; None if it was shorter than it said."""
+        size, total = status.st_size, 0
+        chunks: List[Any] = []
+        holes = _Holes(file, size) if status.st_blocks * 512 < size else None
+        for index in range(chunk_count(size)):
+            length = chunk_length(size, index)
+            if holes is not None and holes.covers(index * CHUNK, length):
+                if chunks and isinstance(chunks[-1], int):
+                    chunks[-1] += 1
+                else:
+                    chunks.append(1)
+                continue
+            data = pread_exactly(file, length, index * CHUNK)
+            if len(data) != length:
+                return None, total
+            hash_ = digest(data)
+            text = hash_.hex()
+            chunks.append(text)
+            total += length
+            if self._bytes + total > self._max_bytes:
+                raise _Exceeded
+            if text not in had:
+                self._sink.chunk(hash_, data)
+        return chunks, total
+
+    # --- too much
+
+    def _survey(self, fd: int) -> None:
+        """TooMuch, if it is, with the biggest files and folders: looks, but reads nothing."""
+        survey = _Survey(self)
+        survey.folder(os.dup(fd), "", 0)
+        if survey.files > self._max_files:
+            found = sorted(((count, path) for path, count in survey.counts.items()), reverse=True)
+            raise TooMuch("%d files and folders" % survey.files, found[:_OFFENDERS])
+        if survey.bytes > self._max_bytes:
+            raise TooMuch("%d bytes" % survey.bytes, sorted(survey.biggest, reverse=True))
+
+
+class _Exceeded(Exception):
+    pass
+
+
+class _Survey:
+    def __init__(self, scan: Scan) -> None:
+        self.files = self.bytes = 0
+        self.counts: Dict[str, int] = {}
+        self.biggest: List[Tuple[int, str]] = []
+        self._ignored = scan._is_ignored
+
+    def folder(self, fd: int, prefix: str, depth: int) -> None:
+        folders = []
+        try:
+            with os.scandir(fd) as entries:
+                here = 0
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if self._ignored(prefix, entry.name, is_folder):
+                        continue
+                    here += 1
+                    if is_folder:
+                        folders.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        self._file(entry, prefix)
+            self.files += here
+            self.counts[prefix or "."] = here
+            if len(self.counts) > 4 * _OFFENDERS:
+                kept = sorted(self.counts, key=lambda path: self.counts[path])[-_OFFENDERS:]
+                self.counts = {path: self.counts[path] for path in kept}
+            for name in folders if depth < MAX_DEPTH else ():
+                try:
+                    inner = os.open(name_bytes(name), FOLDER, dir_fd=fd)
+                except OSError:
+                    continue  # the scan lists it
+                self.folder(inner, prefix + name + "/", depth + 1)
+        finally:
+            os.close(fd)
+
+    def _file(self, entry: "os.DirEntry[str]", prefix: str) -> None:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return  # the scan lists it
+        size = min(status.st_size, status.st_blocks * 512 + 4096)
+        self.bytes += size
+        self.biggest.append((size, prefix + entry.name))
+        if len(self.biggest) > 8 * _OFFENDERS:
+            self.biggest = sorted(self.biggest)[-_OFFENDERS:]
+
+
+class _Holes:
+    """Where a sparse file holds nothing; asked in ascending order."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._data = 0  # where the next data begins; all before it was asked about
+
+    def covers(self, offset: int, length: int) -> bool:
+        if self._data < offset + length:
+            try:
+                self._data = os.lseek(self._file, offset, os.SEEK_DATA)
+            except OSError:
+                self._data = self._size  # nothing but a hole up to the end
+        return self._data >= offset + length
+
+
+def _kind(mode: int) -> str:
+    for test, kind in (
+        (stat.S_ISFIFO, "named pipe"),
+        (stat.S_ISSOCK, "socket"),
+        (stat.S_ISCHR, "character device"),
+        (stat.S_ISBLK, "block device"),
+    ):
+        if test(mode):
+            return kind
+    return "special file"

@@ -1,0 +1,183 @@
+"""Saving: when a notebook is saved, so are the files of its kernel; when it moves, they follow.
+
+It listens to the events of the contents service. Jupyter Server runs listeners after the save, in
+tasks of their own, so a save never waits for us, and our failure is not the save's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.utils import ApiPath, to_os_path
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.workspaces import NOTEBOOK, open_store
+from sandbox_kernel.kernels import Log
+from sandbox_kernel.workspace import Store, name_for_notebook
+
+CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"
+SAVE_EVENTS = "https://sandbox-kernel.example/events/workspace_save/v1"
+SCHEMA = Path(__file__).with_name("workspace_save.yaml")
+
+
+class Saver:
+    """``kernels`` gives the running kernels of the server that are in sandboxes, by id, each with
+    the paths of its sessions as the contents service says them."""
+
+    def __init__(
+        self,
+        events: Any,
+        root_dir: str,
+        kernels: Callable[[], Mapping[str, tuple[SandboxProvisioner, list[str]]]],
+        changed: Callable[[str], object],
+        log: Log,
+    ) -> None:
+        self._events = events
+        self._root_dir = root_dir
+        self._kernels = kernels
+        self._changed = changed
+        self._log = log
+        self._saving: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._moving = asyncio.Lock()
+        events.register_event_schema(SCHEMA)
+        events.add_listener(schema_id=CONTENTS_EVENTS, listener=self.on_contents)
+
+    async def on_contents(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        """Told by the contents service, after it has done something."""
+        action, path = data["action"], data["path"].strip("/")
+        source = data.get("source_path", "").strip("/")
+        if action == "save":
+            for kernel_id, (_, paths) in self._kernels().items():
+                if path in paths:
+                    self.save_soon(kernel_id)
+        elif action in ("rename", "copy", "delete"):
+            async with self._moving:
+                try:
+                    await self._moved(action, self._on_host(source), self._on_host(path))
+                except (SandboxError, OSError) as error:
+                    self._log.error("The workspace of %s did not follow: %s", path, error)
+
+    def save_soon(self, kernel_id: str) -> None:
+        """One save at a time for a kernel: those that are asked for meanwhile become one more."""
+        if kernel_id in self._saving:
+            self._again.add(kernel_id)
+            return
+        task = asyncio.ensure_future(self._save(kernel_id))
+        self._saving[kernel_id] = task
+        task.add_done_callback(lambda done: self._done(kernel_id, done))
+
+    def _done(self, kernel_id: str, task: asyncio.Task[None]) -> None:
+        self._saving.pop(kernel_id, None)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("Saving failed: %r", task.exception(), exc_info=task.exception())
+        if kernel_id in self._again:
+            self._again.discard(kernel_id)
+            self.save_soon(kernel_id)
+
+    async def finish(self) -> None:
+        """Wait for the saves that run, as far as they end."""
+        self._again.clear()
+        if self._saving:
+            await asyncio.wait(list(self._saving.values()), timeout=30)
+
+    async def _save(self, kernel_id: str) -> None:
+        provisioner, _ = self._kernels().get(kernel_id, (None, []))
+        workspace = provisioner.saved_workspace if provisioner is not None else None
+        if provisioner is None or workspace is None or provisioner.paused:
+            return
+        told: dict[str, Any] = {
+            "kernel_id": kernel_id,
+            "workspace": workspace.name,
+            "notebook": workspace.notebook,
+        }
+        try:
+            report = await provisioner.save()
+        except (SandboxError, OSError) as error:
+            self._log.error("Workspace %s was not saved: %s", workspace.name, error)
+            self._tell({**told, "status": "failed", "message": str(error)})
+            return
+        for problem in report.problems[:20]:
+            self._log.warning("Workspace %s: %s", workspace.name, problem)
+        self._tell(
+            {
+                **told,
+                "status": "saved" if report.new else "unchanged",
+                "save": report.save.id,
+                "files": report.save.files,
+                "bytes": report.save.bytes,
+                "problems": list(report.problems[:20]),
+                "message": str(report),
+            }
+        )
+
+    def _tell(self, data: dict[str, Any]) -> None:
+        self._events.emit(schema_id=SAVE_EVENTS, data=data)
+
+    # --- notebooks that move
+
+    async def _moved(self, action: str, source: str, target: str) -> None:
+        running = [self._saving[i] for i, p in self._running(source or target) if i in self._saving]
+        if running:
+            await asyncio.wait(running)  # what is being saved under the old name is there first
+        store = await asyncio.to_thread(open_store)
+        subject = source or target
+        for notebook in await asyncio.to_thread(_notebooks_at, store, subject):
+            name = name_for_notebook(notebook)
+            if action == "delete":
+                if await asyncio.to_thread(store.retire, name):
+                    self._log.info("Workspace %s is kept until gc: %s is gone", name, notebook)
+                continue
+            moved = target + notebook[len(subject) :]
+            new = name_for_notebook(moved)
+            if action == "rename":
+                await asyncio.to_thread(store.rename, name, new, moved)
+            else:
+                await asyncio.to_thread(store.copy, name, new, moved)
+        if action == "rename":
+            for kernel_id, provisioner in self._running(source):
+                self._follow(kernel_id, provisioner, source, target)
+
+    def _running(self, subject: str) -> list[tuple[str, SandboxProvisioner]]:
+        """Kernels of this notebook, or of notebooks in this folder."""
+        return [
+            (kernel_id, provisioner)
+            for kernel_id, (provisioner, _) in self._kernels().items()
+            if provisioner.saved_workspace is not None
+            and _is_at(provisioner.saved_workspace.notebook, subject)
+        ]
+
+    def _follow(
+        self, kernel_id: str, provisioner: SandboxProvisioner, source: str, target: str
+    ) -> None:
+        workspace = provisioner.saved_workspace
+        assert workspace is not None
+        notebook = target + workspace.notebook[len(source) :]
+        provisioner.saved_workspace = replace(
+            workspace,
+            name=workspace.name if workspace.named else name_for_notebook(notebook),
+            notebook=notebook,
+            folder=os.path.dirname(notebook),
+        )
+        self._changed(kernel_id)
+
+    def _on_host(self, path: str) -> str:
+        return os.path.abspath(to_os_path(ApiPath(path), self._root_dir)) if path else ""
+
+
+def _is_at(notebook: str, subject: str) -> bool:
+    return notebook == subject or notebook.startswith(subject + os.sep)
+
+
+def _notebooks_at(store: Store, subject: str) -> list[str]:
+    """The notebook itself or, if that is a folder, the notebooks in it that have a workspace."""
+    if subject.endswith(NOTEBOOK):
+        return [subject]
+    latest = [store.latest(name) for name in store.names()]
+    return [s.notebook for s in latest if s is not None and _is_at(s.notebook, subject)]

@@ -1,0 +1,227 @@
+"""The connection between a browser and a kernel, which first sends what no client has got.
+
+The class is made from the one that the server uses. For kernels of other provisioners it changes
+nothing. For ours it notes which message was the last that a client got and, on the first
+connection after a kernel was adopted, *joins* the recording and the live channel: live messages
+are held back until the recording is known to contain the first of them, so nothing is missing
+between the two and nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.websocket import WebSocketClosedError
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.replay import Outlet, open_envelope, unanswered
+
+V1 = "v1.kernel.websocket.jupyter.org"
+_JOIN_ATTEMPTS, _JOIN_PAUSE = 40, 0.05
+
+Outlets = Callable[[str], "Outlet | None"]
+
+
+def replaying_class(base: type[Any], outlets: Outlets) -> type[Any] | None:
+    """The server's class with replay; None if it is of another family."""
+    if not issubclass(base, ZMQChannelsWebsocketConnection):
+        return None
+    name = f"Replaying{base.__name__}"
+    return type(name, (ReplayingConnection, base), {"_outlets": staticmethod(outlets)})
+
+
+class ReplayingConnection(ZMQChannelsWebsocketConnection):
+    """See above. All of it runs on the server's loop."""
+
+    _outlets: Outlets
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._outlet: Outlet | None = None
+        self._joining: asyncio.Task[None] | None = None
+        self._held: list[list[bytes]] = []
+        self._arrived = asyncio.Event()
+        self._answered: set[str] = set()
+        self._sent: set[str] = set()
+        """Ids of what the recording has given, while live messages may still be among them."""
+        self._unlimited = False
+        self._message_id = ""
+
+    async def prepare(self) -> None:
+        provisioner = getattr(self.kernel_manager, "provisioner", None)
+        if isinstance(provisioner, SandboxProvisioner) and provisioner.paused:
+            self.log.info("Kernel %s was paused, and goes on", self.kernel_id)
+            await provisioner.resume()
+        await super().prepare()
+
+    def connect(self) -> Any:
+        self._outlet = outlet = self._outlets(self.kernel_id)
+        due = outlet is not None and outlet.due
+        if outlet is not None and due:
+            outlet.due = False
+            # Set before the channels are open: not one live message may slip through.
+            self._joining = asyncio.ensure_future(self._join(outlet))
+        connected = super().connect()
+        if connected is None and due:
+            self._stop_joining()
+        return connected
+
+    def disconnect(self) -> None:  # type: ignore[override]
+        self._stop_joining()
+        super().disconnect()
+
+    def _stop_joining(self) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+            self._joining = None
+            if self._outlet is not None:
+                self._outlet.due = True  # the next client gets the rest
+
+    # --- from the kernel to the browser
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+        if self._outlet is None:
+            return super().handle_outgoing_message(stream, outgoing_msg)
+        channel = stream if isinstance(stream, str) else getattr(stream, "channel", None)
+        if channel != "iopub":
+            if self._joining is not None:
+                envelope = open_envelope(outgoing_msg)
+                if envelope is not None:
+                    self._answered.add(str(envelope.parent.get("msg_id")))
+            return super().handle_outgoing_message(stream, outgoing_msg)
+        if self._joining is not None:
+            self._held.append(outgoing_msg)
+            self._arrived.set()
+            return None
+        return self._live(outgoing_msg)
+
+    def _live(self, parts: list[bytes]) -> None:
+        """The live channel lags behind the recording, so it may begin with what has been sent."""
+        if self._sent:
+            if not self._sent.isdisjoint(_ids([parts])):
+                return
+            self._sent.clear()
+        self._pass_on(parts)
+
+    def _pass_on(self, parts: list[bytes]) -> None:
+        iopub = self.channels.get("iopub")
+        if iopub is None:
+            return  # closed meanwhile
+        envelope = open_envelope(parts)
+        self._message_id = envelope.id if envelope is not None else ""
+        try:
+            super().handle_outgoing_message(iopub, parts)
+        finally:
+            self._message_id = ""
+
+    @property
+    def write_message(self) -> Callable[..., Any]:
+        write = self.websocket_handler.write_message
+        message_id, outlet = self._message_id, self._outlet
+        if not message_id or outlet is None:
+            return write
+
+        got = outlet.sending(message_id)
+
+        def write_and_note(*args: Any, **kwargs: Any) -> Any:
+            written = write(*args, **kwargs)
+            connection = self.websocket_handler.ws_connection
+            stream = getattr(connection, "stream", None)
+            if stream is not None and not stream.writing():
+                got()  # the system has it all
+            else:
+                written.add_done_callback(lambda done: None if done.exception() else got())
+            return written
+
+        return write_and_note
+
+    def _limit_rate(self, channel: Any, msg: Any, msg_list: Any) -> Any:
+        return False if self._unlimited else super()._limit_rate(channel, msg, msg_list)
+
+    # --- joining
+
+    async def _join(self, outlet: Outlet) -> None:
+        sent = self._sent
+        try:
+            # The channels are opened by the caller of this turn of the loop.
+            await asyncio.sleep(0)
+            recording, messages, incomplete = await outlet.missed()
+            sent.update(_ids(recording.messages))
+            if incomplete:
+                self._tell_lost(messages)
+            self._replay(messages)
+            self._reply(unanswered(recording, len(messages)))
+            await self._first_live(outlet, sent, recording.next)
+        except SandboxError as error:
+            self.log.error(
+                "Output of kernel %s that was made while there was no server is lost: %s",
+                *(self.kernel_id, error),
+            )
+        except WebSocketClosedError:
+            outlet.due = True
+        self._joining = None
+        held, self._held = self._held, []
+        for parts in held:
+            self._live(parts)
+
+    async def _first_live(self, outlet: Outlet, sent: set[str], since: int) -> None:
+        """Wait for the first live message, then send what the recording has up to it."""
+        while not self._held:
+            self._arrived.clear()
+            await self._arrived.wait()
+        first = set(_ids(self._held[:1]))
+        for _ in range(_JOIN_ATTEMPTS):
+            if not first or first & sent:
+                return
+            recording = await outlet.recorded(since)
+            since = recording.next
+            sent.update(_ids(recording.messages))
+            self._replay(recording.messages)
+            if not first & sent:
+                await asyncio.sleep(_JOIN_PAUSE)
+        self.log.warning("Kernel %s publishes what its sandbox does not record.", self.kernel_id)
+
+    def _replay(self, messages: Sequence[list[bytes]]) -> None:
+        if messages:
+            self.log.info("Replaying %d messages of kernel %s", len(messages), self.kernel_id)
+        self._unlimited = True
+        try:
+            for parts in messages:
+                self._pass_on(parts)
+        finally:
+            self._unlimited = False
+
+    def _reply(self, ended: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+        """The replies that this client has missed."""
+        for request, content in ended:
+            mine = request.get("session") == self.session.session
+            if mine and str(request.get("msg_id")) not in self._answered:
+                self._send("shell", self.session.msg("execute_reply", content, parent=request))
+
+    def _tell_lost(self, messages: Sequence[list[bytes]]) -> None:
+        text = (
+            f"Some output of kernel {self.kernel_id} that was made while there was no server is "
+            f"lost: there was more of it than SandboxServer.record_mib allows.\n"
+        )
+        self.log.warning(text.strip())
+        envelope = open_envelope(messages[0]) if messages else None
+        parent = envelope.parent if envelope is not None else None
+        content = {"name": "stderr", "text": text}
+        self._send("iopub", self.session.msg("stream", content, parent=parent))
+
+    def _send(self, channel: str, message: dict[str, Any]) -> None:
+        if self.subprotocol == V1:
+            packed = serialize_msg_to_ws_v1(message, channel, self.session.pack)
+            self.write_message(packed, binary=True)
+        else:
+            packed = self._reserialize_reply({**message, "buffers": []}, channel)
+            self.write_message(packed, binary=isinstance(packed, bytes))
+
+
+def _ids(messages: Sequence[Sequence[bytes]]) -> list[str]:
+    return [e.id for e in map(open_envelope, messages) if e is not None]

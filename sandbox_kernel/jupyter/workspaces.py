@@ -1,0 +1,169 @@
+"""The saved workspace of a kernel: which it is, how it comes into a new sandbox, when it is saved.
+
+A kernel has one if it was given a name (``workspace``, ``SANDBOX_KERNEL_WORKSPACE``), or if it
+runs a notebook whose path is known (``JPY_SESSION_NAME``, which Jupyter Server sets).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sandbox_kernel.errors import SandboxError, WorkspaceError
+from sandbox_kernel.jupyter.configuration import KernelConfiguration
+from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.tunnel.background import run
+
+if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
+    from sandbox_kernel.workspace import SaveReport, Store
+
+SHUTDOWN_TIMEOUT = 120.0
+NOTEBOOK = ".ipynb"
+
+
+@dataclass(frozen=True)
+class KernelWorkspace:
+    """Where a kernel's files are saved."""
+
+    name: str
+    notebook: str = ""
+    """Path of the notebook on the host; empty if it is not known."""
+    folder: str = ""
+    """The host folder that is beside the notebook, for the first opening and for ``mirror``."""
+    named: bool = False
+    """The user chose the name, so it does not follow the notebook."""
+    upload: str | tuple[str, ...] = "none"
+    mirror: bool = False
+
+
+def workspace_of(
+    configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
+) -> KernelWorkspace | None:
+    """The workspace of a kernel that is started so; None if it has none."""
+    notebook = env.get("JPY_SESSION_NAME", "")
+    if not notebook.endswith(NOTEBOOK):
+        notebook = ""
+    notebook = os.path.abspath(notebook) if notebook else ""
+    name = configuration.spec.workspace
+    if not (name or notebook) or not configuration.persist:
+        return None
+    if not name:
+        from sandbox_kernel.workspace import name_for_notebook
+
+        name = name_for_notebook(notebook)
+    return KernelWorkspace(
+        name=name,
+        notebook=notebook,
+        folder=os.path.dirname(notebook) if notebook else cwd or "",
+        named=configuration.spec.workspace is not None,
+        upload=configuration.upload,
+        mirror=configuration.mirror,
+    )
+
+
+def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
+    """What ``dataclasses.asdict`` made of it."""
+    if values is None:
+        return None
+    upload = values["upload"]
+    return KernelWorkspace(
+        **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}
+    )
+
+
+def open_store() -> Store:
+    """The store of this process. Blocks; WorkspaceError if it cannot be used."""
+    return _store(
+        os.environ.get("SANDBOX_KERNEL_STORE", ""), os.environ.get("SANDBOX_KERNEL_DATA_DIR")
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _store(url: str, data_dir: str | None) -> Store:
+    from sandbox_kernel.workspace import Store
+
+    return Store.open(url)
+
+
+async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log) -> None:
+    """Before the first cell of a new sandbox: the files of the latest save or, if there is none,
+    what the policy lets through of the folder beside the notebook. On the background loop."""
+    from sandbox_kernel.workspace import UploadPolicy, hydrate, upload
+
+    policy = UploadPolicy.parse(workspace.upload)
+    try:
+        store = await asyncio.to_thread(open_store)
+        latest = await asyncio.to_thread(_latest, store, workspace.name)
+        if latest:
+            report = await hydrate(kernel, store, workspace.name)
+            log.info(
+                "Workspace %s is in sandbox %s: %d files, %.2f s",
+                *(workspace.name, kernel.handle.name, report.files, report.seconds),
+            )
+        elif workspace.folder and policy.mode != "none":
+            first = await upload(
+                kernel,
+                store,
+                workspace.name,
+                workspace.folder,
+                policy,
+                notebook=workspace.notebook,
+            )
+            if first is not None:
+                log.info("%d files of %s were uploaded", first.files, workspace.folder)
+    except SandboxError as error:
+        raise WorkspaceError(
+            f"The files of workspace {workspace.name!r} could not be brought into sandbox "
+            f"{kernel.handle.name!r}: {error} To start the kernel without them, and without "
+            f"saving, set SANDBOX_KERNEL_PERSIST=false."
+        ) from error
+
+
+def _latest(store: Store, name: str) -> bool:
+    return not store.retired(name) and store.latest(name) is not None
+
+
+async def save(
+    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
+) -> SaveReport:
+    """Save the files of a kernel now. On any loop."""
+    from sandbox_kernel.workspace import export, persist
+
+    store = await asyncio.to_thread(open_store)
+    report = await persist(
+        kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name
+    )
+    log.info("%s", report)
+    if workspace.mirror and workspace.folder:
+        written = await asyncio.to_thread(
+            export, store, workspace.name, workspace.folder, delete=True, mirror=True
+        )
+        if written.skipped:
+            log.warning(
+                "%d files of workspace %s were not written to %s: %s",
+                *(len(written.skipped), workspace.name, workspace.folder),
+                ", ".join(written.skipped[:20]),
+            )
+    return report
+
+
+async def save_at_shutdown(
+    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
+) -> None:
+    """The last save, before the sandbox is removed. Its failure is told, and ends nothing."""
+    if kernel.tunnel.failure is not None:
+        log.warning(
+            "Workspace %s was not saved: its sandbox cannot be reached (%s)",
+            *(workspace.name, kernel.tunnel.failure),
+        )
+        return
+    try:
+        await asyncio.wait_for(run(save(kernel, workspace, kernel_name, log)), SHUTDOWN_TIMEOUT)
+    except asyncio.TimeoutError:
+        log.error("Workspace %s was not saved within %g s", workspace.name, SHUTDOWN_TIMEOUT)
+    except (SandboxError, OSError) as error:
+        log.error("Workspace %s was not saved: %s", workspace.name, error)

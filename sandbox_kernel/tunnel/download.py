@@ -1,0 +1,58 @@
+"""Download: all that the agent writes to one stream, for whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sandbox_kernel.errors import ProtocolError, SandboxError
+from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.wire.frames import Buffer
+from sandbox_kernel.guest.wire.mux import Stream
+from sandbox_kernel.text import printable
+
+
+class Download:
+    """Handles one stream. ``done`` has the bytes, or why there are none; more than ``limit`` of
+    them are refused."""
+
+    def __init__(self, peer: Peer, stream: Stream, sandbox: str, limit: int) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._peer = peer
+        self._stream = stream
+        self._sandbox = sandbox
+        self._limit = limit
+        self._data = bytearray()
+        stream.owner = self
+
+    def fail(self, error: SandboxError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def on_data(self, payload: Buffer) -> None:
+        self._stream.consumed(len(payload))
+        if self.done.done():
+            return
+        if len(self._data) + len(payload) > self._limit:
+            self._stream.reset("too much")
+            self._peer.flush_soon()
+            self.fail(
+                ProtocolError(
+                    f"The agent in sandbox {self._sandbox!r} sent more than {self._limit} bytes."
+                )
+            )
+            return
+        self._data += payload
+
+    def on_finished(self) -> None:
+        self._stream.finish()
+        self._peer.flush_soon()
+        if not self.done.done():
+            self.done.set_result(bytes(self._data))
+
+    def on_reset(self, reason: str) -> None:
+        self.fail(
+            SandboxError(f"The agent in sandbox {self._sandbox!r} sent: {printable(reason[:200])}.")
+        )
+
+    def on_room(self) -> None:
+        """Nothing is written to the stream."""

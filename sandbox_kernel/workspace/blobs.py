@@ -1,0 +1,257 @@
+"""Files of the store: in a local folder, or on any file system that fsspec knows.
+
+Every write is of a whole file under a name that is used once, or replaces one file by another as a
+whole. So a write that was repeated, because its answer got lost, does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sandbox_kernel.errors import SandboxUnavailable, StoreError
+from sandbox_kernel.paths import private_dir
+
+T = TypeVar("T")
+ATTEMPTS = 6
+FIRST_PAUSE = 0.1
+_TEMPORARY = "tmp"
+_OLD = 24 * 3600
+_BUFFER = 2**18
+
+
+class Blobs(Protocol):
+    """Paths are relative, with slashes. ``get`` and the like raise FileNotFoundError."""
+
+    url: str
+
+    def get(self, path: str) -> bytes: ...
+    def get_range(self, path: str, start: int, length: int) -> bytes: ...
+    def size(self, path: str) -> int: ...
+    def put(self, path: str, *parts: bytes | memoryview) -> None: ...
+    def files(self, folder: str) -> dict[str, int]:
+        """Names in a folder with their sizes; empty if it is not there."""
+
+    def folders(self, folder: str) -> list[str]: ...
+    def delete(self, path: str) -> None:
+        """No error if it is gone."""
+
+
+class LocalBlobs:
+    """A folder of this machine's. A file is written under another name, brought to the disk, and
+    then renamed: it is there as a whole or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.url = str(root)
+        try:
+            self._root = private_dir(root)
+            self._temporary = private_dir(root / _TEMPORARY)
+        except OSError as error:
+            raise StoreError(f"The store {root} cannot be used: {error}") from error
+        self._made: set[Path] = set()
+
+    def _path(self, path: str) -> Path:
+        return self._root / path
+
+    def get(self, path: str) -> bytes:
+        with _named(self.url):
+            return self._path(path).read_bytes()
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        with _named(self.url), self._path(path).open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, start)
+
+    def size(self, path: str) -> int:
+        with _named(self.url):
+            return self._path(path).stat().st_size
+
+    def put(self, path: str, *parts: bytes | memoryview) -> None:
+        target = self._path(path)
+        with _named(self.url):
+            if target.parent not in self._made:
+                _make_folder(target.parent)
+                self._made.add(target.parent)
+            temporary = self._temporary / secrets.token_hex(12)
+            try:
+                self._write(temporary, parts)
+                try:
+                    temporary.rename(target)
+                except FileNotFoundError:  # the folder was deleted since it was made
+                    _make_folder(target.parent)
+                    temporary.rename(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    @staticmethod
+    def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb", buffering=_BUFFER) as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(fd)
+
+    def files(self, folder: str) -> dict[str, int]:
+        found = {}
+        for entry in self._entries(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False))
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with _named(self.url), os.scandir(self._path(folder)) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            return []
+
+    def delete(self, path: str) -> None:
+        with _named(self.url):
+            target = self._path(path)
+            target.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: that is what it is for
+                target.parent.rmdir()
+                target.parent.parent.rmdir()
+            self._made.clear()
+
+    def tidy(self) -> None:
+        """Delete what writers that were killed have left, once it is old."""
+        for path in self._temporary.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _OLD:
+                    path.unlink()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Any:
+    """Say which store it was. A file that is missing is for the caller to explain."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"The store {url} failed: {error}") from error
+
+
+class FsspecBlobs:
+    """Any file system that fsspec knows. Calls are repeated a few times, with growing pauses."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise SandboxUnavailable(
+                f"The store {url} needs fsspec. Install it with: pip install 'sandbox-kernel[s3]'"
+            ) from None
+        self.url = url
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise SandboxUnavailable(
+                f"The store {url} needs a package that is not installed: {error}"
+            ) from error
+        except ValueError as error:
+            raise StoreError(f"The store {url} cannot be opened: {error}") from error
+        self._root = root.rstrip("/")
+
+    def _path(self, path: str) -> str:
+        return posixpath.join(self._root, path)
+
+    def _try(self, what: str, call: Callable[[], T]) -> T:
+        pause = FIRST_PAUSE
+        for attempt in range(ATTEMPTS):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each file system has errors of its own
+                if attempt == ATTEMPTS - 1 or isinstance(error, PermissionError):
+                    raise StoreError(
+                        f"The store {self.url} failed to {what}: {type(error).__name__}: {error}"
+                    ) from error
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError
+
+    def get(self, path: str) -> bytes:
+        return bytes(self._try(f"read {path}", lambda: self._fs.cat_file(self._path(path))))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        def read() -> bytes:
+            data = self._fs.cat_file(self._path(path), start=start, end=start + length)
+            return bytes(data)
+
+        return self._try(f"read {path}", read)
+
+    def size(self, path: str) -> int:
+        def look() -> int:
+            self._fs.invalidate_cache()
+            return int(self._fs.info(self._path(path))["size"])
+
+        return self._try(f"look at {path}", look)
+
+    def put(self, path: str, *parts: bytes | memoryview) -> None:
+        target, data = self._path(path), b"".join(parts)
+
+        def write() -> None:
+            self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
+            self._fs.pipe_file(target, data)
+
+        self._try(f"write {path}", write)
+
+    def _listed(self, folder: str) -> list[dict[str, Any]]:
+        def look() -> list[dict[str, Any]]:
+            self._fs.invalidate_cache()
+            return list(self._fs.ls(self._path(folder), detail=True))
+
+        try:
+            return self._try(f"list {folder}", look)
+        except FileNotFoundError:
+            return []
+
+    def files(self, folder: str) -> dict[str, int]:
+        return {
+            posixpath.basename(found["name"]): int(found["size"] or 0)
+            for found in self._listed(folder)
+            if found["type"] == "file"
+        }
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(
+            posixpath.basename(found["name"].rstrip("/"))
+            for found in self._listed(folder)
+            if found["type"] == "directory"
+        )
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._try(f"delete {path}", lambda: self._fs.rm_file(self._path(path)))
+
+    def tidy(self) -> None:
+        """A file system that writes whole files leaves nothing."""
+
+
+def open_blobs(url: str) -> LocalBlobs | FsspecBlobs:
+    """A local folder for a plain path or ``file://``, else what fsspec makes of the URL."""
+    if url.startswith("file://"):
+        url = url.removeprefix("file://")
+    if "://" in url:
+        return FsspecBlobs(url)
+    return LocalBlobs(Path(url).expanduser().absolute())

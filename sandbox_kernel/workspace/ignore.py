@@ -1,0 +1,64 @@
+"""What is not saved: sensible defaults, and the workspace's own ``.sandboxignore``.
+
+The file is in gitignore's syntax. It is compiled here, by pathspec, to regular expressions that
+the sandbox applies: they cannot do harm there that the sandbox could not do to itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+from pathspec import GitIgnoreSpec
+
+from sandbox_kernel.errors import WorkspaceError
+
+DEFAULTS = (
+    "__pycache__/",
+    ".ipynb_checkpoints/",
+    ".cache/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".venv/",
+    "node_modules/",
+    ".Trash-*/",
+    "lost+found/",
+    ".nfs*",
+)
+MOST_LINES = 4096
+Rule = tuple[str, bool]
+"""A regular expression for a path (a folder's ends with a slash), and whether it is ignored."""
+
+
+def identity(text: bytes) -> str:
+    """What tells two ignore files apart; empty for none."""
+    return hashlib.sha256(text).hexdigest() if text else ""
+
+
+@functools.lru_cache(16)
+def rules(text: bytes = b"") -> tuple[Rule, ...]:
+    """Rules for the defaults and an ignore file. The last rule that matches a path decides."""
+    lines = text.decode(errors="replace").splitlines()
+    if len(lines) > MOST_LINES:
+        raise WorkspaceError(f".sandboxignore has more than {MOST_LINES} lines. Shorten it.")
+    return _compiled([*DEFAULTS, *lines])
+
+
+def only(globs: Sequence[str]) -> tuple[Rule, ...]:
+    """Rules that ignore all files but those that match, and the defaults still."""
+    wanted = tuple((pattern, not ignored) for pattern, ignored in _compiled(globs))
+    return ((r"^(?:.+/)?[^/]+$", True), *wanted, *_compiled(DEFAULTS))
+
+
+def _compiled(lines: Sequence[str]) -> tuple[Rule, ...]:
+    try:
+        patterns = GitIgnoreSpec.from_lines(lines).patterns
+    except ValueError as error:
+        raise WorkspaceError(f"An ignore pattern cannot be read: {error}") from error
+    return tuple(
+        (pattern.regex.pattern, bool(pattern.include))
+        for pattern in patterns
+        if pattern.include is not None and pattern.regex is not None
+    )

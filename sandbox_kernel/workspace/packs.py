@@ -1,0 +1,301 @@
+"""Packs: files of the store that hold many objects each.
+
+    magic | stored bytes of the objects, one after another | index | footer
+
+The index has one record an object; the footer says where it is, and its SHA-256. A pack is written
+once and never changed. Which pack an object is in is told by the indexes alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from sandbox_kernel.errors import StoreDamaged
+from sandbox_kernel.guest.workspace.layout import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.workspace.blobs import Blobs
+
+FOLDER = "packs"
+MAGIC = b"SKPACK1\n"
+RECORD = struct.Struct(">32sQIIBB")
+"""hash, offset, stored length, plain length, codec (0 plain, 1 zlib), kind (0 chunk, 1 tree)"""
+FOOTER = struct.Struct(">QQ32s8s")
+"""offset of the index, number of records, SHA-256 of the index, magic"""
+CHUNK_KIND, TREE_KIND = 0, 1
+PACK_SIZE = 16 * 2**20
+_TAIL = 64 * 1024
+_WINDOW, _GAP = 4 * 2**20, 64 * 1024
+_AHEAD = 2
+
+
+class Location(NamedTuple):
+    pack: str
+    offset: int
+    stored: int
+    plain: int
+    codec: int
+    kind: int
+
+
+class Stored(NamedTuple):
+    """An object as it lies in a pack, verified."""
+
+    hash: bytes
+    codec: int
+    data: bytes | memoryview
+    plain: bytes | memoryview
+
+
+class Packs:
+    """All packs of a store that this process has looked into. Thread-safe."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._lock = threading.RLock()
+        self._index: dict[bytes, Location] = {}
+        self._loaded: set[str] = set()
+
+    # --- what is there
+
+    def find(self, hash_: bytes) -> Location | None:
+        """Where an object is, as far as the packs that were looked into tell."""
+        return self._index.get(hash_)
+
+    def names(self) -> dict[str, int]:
+        """Names of all packs in the store, with their sizes."""
+        suffix = ".pack"
+        return {
+            name.removesuffix(suffix): size
+            for name, size in self._blobs.files(FOLDER).items()
+            if name.endswith(suffix)
+        }
+
+    def refresh(self) -> bool:
+        """Forget packs that have been deleted since; whether there were any."""
+        present = self.names()
+        with self._lock:
+            gone = self._loaded - present.keys()
+            if gone:
+                self._loaded -= gone
+                self._index = {h: at for h, at in self._index.items() if at.pack not in gone}
+            return bool(gone)
+
+    def load(self, names: Iterable[str] | None = None) -> None:
+        """Look into these packs, or into all."""
+        with self._lock:
+            wanted = [
+                n for n in (self.names() if names is None else names) if n not in self._loaded
+            ]
+            if not wanted:
+                return
+            with ThreadPoolExecutor(min(16, len(wanted))) as pool:
+                for name, records in zip(wanted, pool.map(self._read_index, wanted), strict=True):
+                    if records is not None:
+                        self._add(name, records)
+
+    def _add(self, name: str, records: Iterable[tuple[bytes, Location]]) -> None:
+        with self._lock:
+            self._loaded.add(name)
+            for hash_, location in records:
+                self._index.setdefault(hash_, location)
+
+    def _read_index(self, name: str) -> list[tuple[bytes, Location]] | None:
+        try:
+            return list(self.records(name))
+        except FileNotFoundError:
+            return None  # deleted by another process: what is needed is elsewhere
+
+    def records(self, name: str) -> Iterator[tuple[bytes, Location]]:
+        """The index of a pack. StoreDamaged if it cannot be right."""
+        path = pack_path(name)
+        size = self._blobs.size(path)
+        tail = self._blobs.get_range(path, max(0, size - _TAIL), min(size, _TAIL))
+        if len(tail) < FOOTER.size:
+            raise self._damaged(name, "it is too short")
+        offset, count, checksum, magic = FOOTER.unpack(tail[-FOOTER.size :])
+        length = count * RECORD.size
+        if magic != MAGIC or offset + length + FOOTER.size != size:
+            raise self._damaged(name, "its end is not that of a pack")
+        if length + FOOTER.size <= len(tail):
+            index = tail[len(tail) - FOOTER.size - length : len(tail) - FOOTER.size]
+        else:
+            index = self._blobs.get_range(path, offset, length)
+        if digest(index) != checksum:
+            raise self._damaged(name, "the checksum of its index is wrong")
+        for hash_, start, stored, plain, codec, kind in RECORD.iter_unpack(index):
+            limit = MAX_TREE if kind == TREE_KIND else CHUNK
+            if kind > TREE_KIND or plain > limit or start + stored > offset:
+                raise self._damaged(name, "its index makes no sense")
+            yield hash_, Location(name, start, stored, plain, codec, kind)
+
+    # --- reading
+
+    def read(self, hash_: bytes) -> bytes:
+        """The contents of an object, verified."""
+        location = self._find_or_load(hash_)
+        data = self._blobs.get_range(pack_path(location.pack), location.offset, location.stored)
+        return bytes(self._verified(hash_, location, data).plain)
+
+    def read_many(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
+        """Objects in the order in which they lie in the packs, each once and verified, with reads
+        as large as is sensible, a little ahead of the caller."""
+        wanted = {hash_: self._find_or_load(hash_) for hash_ in hashes}
+        order = sorted(wanted.items(), key=lambda item: (item[1].pack, item[1].offset))
+        windows = list(_windows(order))
+        with ThreadPoolExecutor(_AHEAD) as pool:
+            reads: list[Future[bytes]] = []
+            for number, window in enumerate(windows):
+                while len(reads) < min(number + 1 + _AHEAD, len(windows)):
+                    pack, start, end, _ = windows[len(reads)]
+                    reads.append(
+                        pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
+                    )
+                view = memoryview(reads[number].result())
+                reads[number] = Future()  # its bytes are not needed any more
+                for hash_, location in window[3]:
+                    at = location.offset - window[1]
+                    yield self._verified(hash_, location, view[at : at + location.stored])
+
+    def _find_or_load(self, hash_: bytes) -> Location:
+        found = self._index.get(hash_)
+        if found is None:
+            self.load()
+            found = self._index.get(hash_)
+        if found is None:
+            raise StoreDamaged(
+                f"The store {self._blobs.url} has no object {hash_.hex()}. "
+                f"`sandbox-kernel workspace verify` lists which saves need it."
+            )
+        return found
+
+    def _verified(self, hash_: bytes, location: Location, data: bytes | memoryview) -> Stored:
+        try:
+            plain = unpack(location.codec, data, location.plain)
+        except ValueError as error:
+            raise self._damaged(location.pack, f"object {hash_.hex()}: {error}") from None
+        if digest(plain) != hash_:
+            raise self._damaged(location.pack, f"object {hash_.hex()} has another SHA-256")
+        return Stored(hash_, location.codec, data, plain)
+
+    def check(self, name: str) -> list[str]:
+        """Read a whole pack; what is wrong with it."""
+        problems = []
+        try:
+            records = list(self.records(name))
+            data = memoryview(self._blobs.get(pack_path(name)))
+        except StoreDamaged as error:
+            return [str(error)]
+        for hash_, location in records:
+            try:
+                part = data[location.offset : location.offset + location.stored]
+                self._verified(hash_, location, part)
+            except StoreDamaged as error:
+                problems.append(str(error))
+        return problems
+
+    def moved(self, names: Iterable[str]) -> None:
+        """Objects were written anew, to these packs: they are to be found there."""
+        for name in names:
+            with self._lock:
+                self._index.update(self.records(name))
+
+    def delete(self, name: str) -> None:
+        self._blobs.delete(pack_path(name))
+        self.refresh()
+
+    def _damaged(self, name: str, what: str) -> StoreDamaged:
+        return StoreDamaged(f"The store {self._blobs.url}: the pack {name} is damaged: {what}.")
+
+
+class PackWriter:
+    """Collects objects and writes them as packs, in the background, one at a time: it holds two
+    packs in memory at most. Nothing counts as stored before ``close`` has returned."""
+
+    def __init__(self, blobs: Blobs, packs: Packs) -> None:
+        self.names: list[str] = []
+        self.plain_bytes = 0
+        self._blobs = blobs
+        self._packs = packs
+        self._parts: list[bytes | memoryview] = [MAGIC]
+        self._size = len(MAGIC)
+        self._records: list[tuple[bytes, Location]] = []
+        self._name = new_pack_name()
+        self._pool = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._written: list[tuple[str, list[tuple[bytes, Location]]]] = []
+
+    def add(
+        self, kind: int, hash_: bytes, codec: int, data: bytes | memoryview, plain: int
+    ) -> None:
+        at = Location(self._name, self._size, len(data), plain, codec, kind)
+        self._records.append((hash_, at))
+        self._parts.append(data)
+        self._size += len(data)
+        self.plain_bytes += plain
+        if self._size >= PACK_SIZE:
+            self._flush()
+
+    def close(self) -> None:
+        """Bring everything to the store. Raises what writing raised."""
+        try:
+            if self._records:
+                self._flush()
+            if self._writing is not None:
+                self._writing.result()
+        finally:
+            self._pool.shutdown()
+        for name, records in self._written:
+            self._packs._add(name, records)
+
+    def abandon(self) -> None:
+        """Give up; what was written already is garbage."""
+        self._pool.shutdown(wait=True)
+
+    def _flush(self) -> None:
+        index = b"".join(
+            RECORD.pack(h, at.offset, at.stored, at.plain, at.codec, at.kind)
+            for h, at in self._records
+        )
+        footer = FOOTER.pack(self._size, len(self._records), digest(index), MAGIC)
+        parts, name = [*self._parts, index, footer], self._name
+        if self._writing is not None:
+            self._writing.result()
+        self._written.append((name, self._records))
+        self.names.append(name)
+        self._writing = self._pool.submit(self._blobs.put, pack_path(name), *parts)
+        self._parts, self._size, self._records = [MAGIC], len(MAGIC), []
+        self._name = new_pack_name()
+
+
+def new_pack_name(now: Callable[[], float] = time.time) -> str:
+    return f"{int(now()):010x}-{secrets.token_hex(10)}"
+
+
+def pack_path(name: str) -> str:
+    return f"{FOLDER}/{name}.pack"
+
+
+Window = tuple[str, int, int, list[tuple[bytes, Location]]]
+
+
+def _windows(order: Iterable[tuple[bytes, Location]]) -> Iterator[Window]:
+    """Neighbours in a pack, to be read at once: pack, start, end, objects."""
+    current: Window | None = None
+    for hash_, at in order:
+        end = at.offset + at.stored
+        if current is not None:
+            pack, start, before, objects = current
+            near = pack == at.pack and at.offset - before <= _GAP and end - start <= _WINDOW
+            if near:
+                objects.append((hash_, at))
+                current = (pack, start, max(before, end), objects)
+                continue
+            yield current
+        current = (at.pack, at.offset, end, [(hash_, at)])
+    if current is not None:
+        yield current

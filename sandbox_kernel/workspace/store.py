@@ -1,0 +1,430 @@
+"""The store: workspaces and their saves.
+
+    format.json                             version and identity of the store
+    packs/<pack>.pack                       objects: chunks of files, and trees
+    workspaces/<name>/saves/<id>.json       one file a save; the newest is the workspace's state
+    workspaces/<name>/baselines/<x>.json    what a host folder had at its last import or export
+    workspaces/<name>/retired.json          since when the workspace has no notebook any more
+    unused/<pack>.json                      since when nothing has needed a pack
+
+Nothing is ever changed in place, and no two writers write the same file: saves of two processes
+are both there. A save appears when its packs are complete.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from sandbox_kernel.errors import (
+    StoreDamaged,
+    StoreError,
+    WorkspaceExists,
+    WorkspaceNotFound,
+)
+from sandbox_kernel.paths import data_dir
+from sandbox_kernel.workspace.blobs import Blobs, FsspecBlobs, LocalBlobs, open_blobs
+from sandbox_kernel.workspace.names import check_workspace_name
+from sandbox_kernel.workspace.packs import Packs, PackWriter
+from sandbox_kernel.workspace.reports import Change, SaveInfo
+from sandbox_kernel.workspace.trees import Entry, Totals, entries_of, totals_of, walk
+
+FORMAT = "sandbox-kernel workspace store"
+VERSION = 1
+MOST_HINTS = 1000
+_ID = re.compile(r"[0-9]{8}t[0-9]{6}-[0-9]{9}-[0-9a-f]{6}")
+_FIELDS = {f.name for f in fields(SaveInfo)}
+
+
+@dataclass
+class Catalog:
+    """What this process knows to be in one workspace: it never has to be asked for again."""
+
+    totals: dict[bytes, Totals] = field(default_factory=dict)
+    """Of folders."""
+    trees: set[bytes] = field(default_factory=set)
+    """Folders, and the pages of large ones."""
+    chunks: dict[bytes, int] = field(default_factory=dict)
+    """Hash -> length."""
+
+    def learn(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            for _, hash_, length in entry.pieces():
+                self.chunks[hash_] = length
+
+
+class Store:
+    """Workspaces by name, each with its saves. Make one with ``Store.open``. Thread-safe; all calls
+    block (S3 may take long), so a loop calls them in a thread."""
+
+    def __init__(self, blobs: LocalBlobs | FsspecBlobs) -> None:
+        self.blobs = blobs
+        self.url = blobs.url
+        self.packs = Packs(blobs)
+        self.id = self._identity()
+        self._catalogs: dict[str, Catalog] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str = "") -> Store:
+        """The store at a URL that fsspec knows (``s3://bucket/folder``) or in a local folder; by
+        default ``$SANDBOX_KERNEL_STORE``, else ``<data dir>/store``. Made if it is not there."""
+        url = url or os.environ.get("SANDBOX_KERNEL_STORE", "") or str(data_dir() / "store")
+        return cls(open_blobs(url))
+
+    def _identity(self) -> str:
+        try:
+            found = self._json("format.json")
+        except FileNotFoundError:
+            made = {"format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex}
+            self._put("format.json", made)
+            found = self._json("format.json")  # another process may have been later
+        if found.get("format") != FORMAT or found.get("version") != VERSION:
+            raise StoreError(
+                f"{self.url} is no store that this version can use: it says "
+                f"{found.get('format')!r} {found.get('version')!r}, not {FORMAT!r} {VERSION}."
+            )
+        return str(found.get("id"))
+
+    # --- workspaces and saves
+
+    def names(self, *, retired: bool = False) -> Sequence[str]:
+        """Names of workspaces with a save, sorted. Retired ones only if asked for."""
+        found = self.blobs.folders("workspaces")
+        return [name for name in found if self.ids(name) and (retired or not self.retired(name))]
+
+    def ids(self, name: str) -> list[str]:
+        """Ids of all saves of a workspace, oldest first."""
+        found = self.blobs.files(f"workspaces/{check_workspace_name(name)}/saves")
+        ids = (file.removesuffix(".json") for file in found if file.endswith(".json"))
+        return sorted(id_ for id_ in ids if _ID.fullmatch(id_))
+
+    def saves(self, name: str) -> Sequence[SaveInfo]:
+        """All saves of a workspace, oldest first; empty if there is none."""
+        return [self.load(name, id_) for id_ in self.ids(name)]
+
+    def latest(self, name: str) -> SaveInfo | None:
+        """The newest save, or None."""
+        ids = self.ids(name)
+        return self.load(name, ids[-1]) if ids else None
+
+    def find(self, name: str, at: str = "") -> SaveInfo:
+        """The newest save, or the one whose id is or begins with ``at``. WorkspaceNotFound."""
+        ids = self.ids(name)
+        if not ids:
+            raise WorkspaceNotFound(
+                f"There is no workspace {name!r} in the store {self.url}. "
+                f"`sandbox-kernel workspace list` shows what there is."
+            )
+        if not at:
+            return self.load(name, ids[-1])
+        found = [id_ for id_ in ids if id_.startswith(at)] or [i for i in ids if i.endswith(at)]
+        if len(found) != 1:
+            several = f"{len(found)} saves" if found else "no save"
+            raise WorkspaceNotFound(
+                f"The workspace {name!r} has {several} {at!r}. "
+                f"`sandbox-kernel workspace log {name}` lists them."
+            )
+        return self.load(name, found[0])
+
+    def load(self, name: str, id_: str) -> SaveInfo:
+        """One save, by its whole id. WorkspaceNotFound, StoreDamaged."""
+        path = _save_path(name, id_)
+        try:
+            values = self._json(path)
+        except FileNotFoundError:
+            raise WorkspaceNotFound(f"The save {id_} of {name!r} has just been removed.") from None
+        checksum = values.pop("sha256", None)
+        known = {key: value for key, value in values.items() if key in _FIELDS}
+        try:
+            if checksum != _checksum(values) or len(bytes.fromhex(values["root"])) != 32:
+                raise ValueError("its checksum is wrong")
+            return SaveInfo(**known)
+        except (TypeError, ValueError, KeyError) as error:
+            raise StoreDamaged(f"The save {path} in {self.url} is damaged: {error}.") from error
+
+    def publish(self, save: SaveInfo) -> SaveInfo:
+        """Add a save, whose objects must be in the store; its id is made here. A workspace that
+        was retired is not so any more. StoreError if packs were deleted meanwhile."""
+        name = check_workspace_name(save.workspace)
+        ids = self.ids(name)
+        parent = ids[-1] if ids else ""
+        id_ = _new_id(parent)
+        made = replace(
+            save, id=id_, parent=save.parent or parent, created=save.created or time.time()
+        )
+        made = replace(made, packs=list(dict.fromkeys(made.packs))[-MOST_HINTS:])
+        values = asdict(made)
+        self._put(_save_path(name, id_), {**values, "sha256": _checksum(values)})
+        if set(made.packs) - self.packs.names().keys():
+            self.blobs.delete(_save_path(name, id_))
+            raise StoreError(
+                f"The store {self.url} was cleaned up while {name!r} was being saved, with a grace "
+                f"time that was too short. Nothing was saved; save again."
+            )
+        self.revive(name)
+        return made
+
+    def diff(self, before: SaveInfo | None, after: SaveInfo) -> Sequence[Change]:
+        """What changed from one save to another (None: from nothing), by path."""
+        for save in (before, after):
+            if save is not None:
+                self.check(save)
+        old = bytes.fromhex(before.root) if before is not None else b""
+        return list(_changes(self, old, bytes.fromhex(after.root), ""))
+
+    def restore(self, name: str, at: str) -> SaveInfo:
+        """Make an earlier save's files the newest save. Nothing of the history is lost."""
+        old = self.find(name, at)
+        self.check(old)
+        extra = {**old.extra, "restored": old.id}
+        present = self.packs.names()
+        packs = [pack for pack in old.packs if pack in present]
+        return self.publish(
+            replace(old, kind="restore", created=0.0, parent="", packs=packs, extra=extra)
+        )
+
+    def rename(self, name: str, new: str, notebook: str = "") -> bool:
+        """Give a workspace another name (a notebook was moved). False if it has no saves.
+        WorkspaceExists if ``new`` has saves and is not retired. Safe to repeat."""
+        check_workspace_name(new)
+        ids = self.ids(name)
+        if not ids:
+            return False
+        taken = set(self.ids(new))
+        if taken and not taken <= set(ids):
+            if not self.retired(new):
+                raise WorkspaceExists(
+                    f"There is a workspace {new!r} already. Remove it first with "
+                    f"`sandbox-kernel workspace rm {new}`."
+                )
+            self.remove(new)
+        for id_ in ids:
+            self._copy_save(self.load(name, id_), new, notebook)
+        for file in self.blobs.files(f"workspaces/{name}/baselines"):
+            data = self.blobs.get(f"workspaces/{name}/baselines/{file}")
+            self.blobs.put(f"workspaces/{new}/baselines/{file}", data)
+        self.revive(new)
+        self.remove(name)
+        return True
+
+    def copy(self, name: str, new: str, notebook: str = "") -> bool:
+        """A second workspace, which begins with the newest save of the first. False if there is
+        none; WorkspaceExists if ``new`` has saves."""
+        save = self.latest(name)
+        if save is None:
+            return False
+        if self.ids(check_workspace_name(new)) and not self.retired(new):
+            raise WorkspaceExists(f"There is a workspace {new!r} already.")
+        if self.retired(new):
+            self.remove(new)
+        self._copy_save(replace(save, parent=""), new, notebook)
+        return True
+
+    def _copy_save(self, save: SaveInfo, new: str, notebook: str) -> None:
+        values = asdict(replace(save, workspace=new, notebook=notebook or save.notebook))
+        self._put(_save_path(new, save.id), {**values, "sha256": _checksum(values)})
+
+    def retire(self, name: str) -> bool:
+        """The notebook was deleted: hide the workspace, and let ``gc`` delete it after its grace
+        time. False if there is none."""
+        if not self.ids(name):
+            return False
+        self._put(f"workspaces/{name}/retired.json", {"since": time.time()})
+        return True
+
+    def retired(self, name: str) -> float:
+        """Since when a workspace has been retired; 0 if it is not."""
+        try:
+            return float(self._json(f"workspaces/{name}/retired.json").get("since", 0.0))
+        except FileNotFoundError:
+            return 0.0
+
+    def revive(self, name: str) -> bool:
+        """Undo ``retire``. False if it was not retired."""
+        if not self.retired(name):
+            return False
+        self.blobs.delete(f"workspaces/{name}/retired.json")
+        return True
+
+    def remove(self, name: str, at: str = "") -> bool:
+        """Delete a workspace's saves now, or one of them; ``gc`` frees what only they used. False
+        if there is none."""
+        check_workspace_name(name)
+        ids = [self.find(name, at).id] if at else self.ids(name)
+        for id_ in ids:
+            self.blobs.delete(_save_path(name, id_))
+        if not at:
+            for file in self.blobs.files(f"workspaces/{name}/baselines"):
+                self.blobs.delete(f"workspaces/{name}/baselines/{file}")
+            self.blobs.delete(f"workspaces/{name}/retired.json")
+        with self._lock:
+            self._catalogs.pop(name, None)
+        return bool(ids)
+
+    # --- what is in a save
+
+    def read(self, hash_: bytes) -> bytes:
+        """The contents of an object, verified."""
+        return self.packs.read(hash_)
+
+    def check(self, save: SaveInfo) -> Totals:
+        """Validate all trees of a save before they are walked. WorkspaceRefused, StoreDamaged."""
+        self.packs.load(save.packs)
+        catalog = self.catalog(save.workspace)
+
+        def read(hash_: bytes) -> bytes:
+            catalog.trees.add(hash_)
+            return self.read(hash_)
+
+        root = bytes.fromhex(save.root)
+        return totals_of(read, root, catalog.totals, on_entries=catalog.learn)
+
+    def files(self, save: SaveInfo) -> Iterator[tuple[str, Entry]]:
+        """Every path of a save, folders before what is in them."""
+        self.check(save)
+        return walk(self.read, bytes.fromhex(save.root))
+
+    def lookup(self, root: bytes, path: str) -> Entry | None:
+        """One entry of a tree, by its path."""
+        entry: Entry | None = None
+        for part in path.split("/"):
+            if entry is not None and entry.kind != "d":
+                return None
+            tree = entry.tree if entry is not None else root
+            entry = next((e for e in entries_of(self.read, tree) if e.name == part), None)
+            if entry is None:
+                return None
+        return entry
+
+    def catalog(self, name: str) -> Catalog:
+        """What is known of a workspace. Grows with ``check`` and with each save made here."""
+        with self._lock:
+            if name not in self._catalogs and len(self._catalogs) >= 16:
+                self._catalogs.pop(next(iter(self._catalogs)))
+            return self._catalogs.setdefault(name, Catalog())
+
+    def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
+        """Before a save is made: the newest save, and which packs of it are still there. What
+        other processes have deleted is forgotten."""
+        if self.packs.refresh():
+            with self._lock:
+                self._catalogs.clear()
+        base = self.latest(name)
+        if base is None:
+            return None, ()
+        present = self.packs.names()
+        hints = [pack for pack in base.packs if pack in present]
+        self.packs.load(hints)
+        return base, hints
+
+    def writer(self) -> PackWriter:
+        return PackWriter(self.blobs, self.packs)
+
+    # --- baselines
+
+    def baseline(self, name: str, folder: str) -> tuple[bytes, Sequence[str]]:
+        """The tree that a host folder had at its last import or export, and the paths for which
+        that is not so; an empty hash if there was none."""
+        try:
+            found = self._json(_baseline_path(name, folder))
+        except FileNotFoundError:
+            return b"", ()
+        return bytes.fromhex(found["root"]), found["apart"]
+
+    def set_baseline(self, name: str, folder: str, root: bytes, apart: Sequence[str] = ()) -> None:
+        value = {"folder": folder, "root": root.hex(), "apart": list(apart)}
+        self._put(_baseline_path(name, folder), value)
+
+    def roots(self, name: str) -> Iterator[bytes]:
+        """Every tree that must be kept for a workspace."""
+        for save in self.saves(name):
+            yield bytes.fromhex(save.root)
+        for file in self.blobs.files(f"workspaces/{name}/baselines"):
+            yield bytes.fromhex(self._json(f"workspaces/{name}/baselines/{file}")["root"])
+
+    # --- small files
+
+    def _json(self, path: str) -> dict[str, Any]:
+        data = self.blobs.get(path)
+        try:
+            value = json.loads(data)
+            if not isinstance(value, dict):
+                raise TypeError("no object")
+        except (ValueError, TypeError) as error:
+            raise StoreDamaged(f"The file {path} in {self.url} is damaged: {error}.") from error
+        return value
+
+    def _put(self, path: str, value: dict[str, Any]) -> None:
+        self.blobs.put(path, json.dumps(value, indent=1).encode() + b"\n")
+
+
+def _changes(store: Store, old: bytes, new: bytes, prefix: str) -> Iterator[Change]:
+    if old == new:
+        return
+    before = {entry.name: entry for entry in entries_of(store.read, old)} if old else {}
+    after = {entry.name: entry for entry in entries_of(store.read, new)} if new else {}
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        path = prefix + name
+        inner_old = was.tree if was is not None and was.kind == "d" else b""
+        inner_new = now.tree if now is not None and now.kind == "d" else b""
+        slash = "/" if inner_old or inner_new else ""
+        if was is None or now is None or was.kind != now.kind:
+            if was is not None:
+                yield Change("removed", path + ("/" if inner_old else ""), was.size, 0)
+            if now is not None:
+                yield Change("added", path + ("/" if inner_new else ""), 0, now.size)
+        elif slash:
+            if was.mode != now.mode:
+                yield Change("meta", path + "/")
+        else:
+            same = (was.chunks, was.target, was.size) == (now.chunks, now.target, now.size)
+            yield Change("meta" if same else "changed", path, was.size, now.size)
+        yield from _changes(store, inner_old, inner_new, path + "/")
+
+
+def _new_id(after: str) -> str:
+    """An id that sorts behind another one, even if the clock went back."""
+    now = time.time_ns()
+    made = _format_id(now)
+    if after and made[:25] <= after[:25]:
+        then = time.strptime(after[:15], "%Y%m%dt%H%M%S")
+        now = calendar.timegm(then) * 10**9 + int(after[16:25]) + 1
+        made = _format_id(now)
+    return made
+
+
+def _format_id(now: int) -> str:
+    seconds, rest = divmod(now, 10**9)
+    stamp = time.strftime("%Y%m%dt%H%M%S", time.gmtime(seconds))
+    return f"{stamp}-{rest:09d}-{secrets.token_hex(3)}"
+
+
+def _save_path(name: str, id_: str) -> str:
+    return f"workspaces/{check_workspace_name(name)}/saves/{id_}.json"
+
+
+def _baseline_path(name: str, folder: str) -> str:
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
+    return f"workspaces/{check_workspace_name(name)}/baselines/{key}.json"
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    plain = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+__all__ = ["Blobs", "Catalog", "Store"]

@@ -1,0 +1,275 @@
+"""Folders as objects: reading them, and refusing what cannot be.
+
+A tree may have been written by hostile code, so nothing is believed: names, sizes, modes and counts
+are checked when a tree is read, and the totals of everything below it before it is walked. A few
+trees that refer to each other can describe more files than there are atoms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sandbox_kernel.errors import WorkspaceRefused
+from sandbox_kernel.guest.workspace.layout import (
+    MAX_DEPTH,
+    MAX_LINK,
+    MAX_NAME,
+    MAX_PATH,
+    MAX_SIZE,
+    MAX_TREE,
+    RESERVED,
+    chunk_count,
+    chunk_length,
+    name_bytes,
+    name_text,
+)
+from sandbox_kernel.text import printable
+
+Read = Callable[[bytes], bytes]
+"""The contents of the object with that hash."""
+MOST_FILES = 10_000_000
+MOST_BYTES = 2**50
+_HEX = frozenset("0123456789abcdef")
+
+
+class Entry(NamedTuple):
+    """One entry of a folder. ``kind`` is f, d, l or h, as in ``guest/workspace/layout.py``."""
+
+    name: str
+    kind: str
+    mode: int = 0
+    mtime: int = 0
+    size: int = 0
+    chunks: tuple[str | int, ...] = ()
+    tree: bytes = b""
+    target: str = ""
+
+    def encoded(self) -> list[Any]:
+        if self.kind == "f":
+            return [self.name, "f", self.mode, self.mtime, self.size, list(self.chunks)]
+        if self.kind == "d":
+            return [self.name, "d", self.mode, self.mtime, self.tree.hex()]
+        if self.kind == "l":
+            return [self.name, "l", self.mtime, self.target]
+        return [self.name, "h", self.target]
+
+    def pieces(self) -> Iterator[tuple[int, bytes, int]]:
+        """Index, hash and length of each chunk that is not a hole."""
+        index = 0
+        for chunk in self.chunks:
+            if isinstance(chunk, int):
+                index += chunk
+            else:
+                yield index, bytes.fromhex(chunk), chunk_length(self.size, index)
+                index += 1
+
+    @property
+    def data(self) -> int:
+        """Bytes without holes."""
+        return sum(length for _, _, length in self.pieces())
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of everything below a folder."""
+
+    files: int = 0
+    folders: int = 0
+    bytes: int = 0
+    depth: int = 0
+    longest: int = 0
+    links: int = 0
+
+
+def parse_tree(data: bytes | memoryview) -> tuple[list[Entry], list[bytes]]:
+    """The entries of a page, or the pages of an index; WorkspaceRefused if it is neither."""
+    if len(data) > MAX_TREE:
+        raise WorkspaceRefused(f"A tree of {len(data)} bytes is refused.")
+    try:
+        value = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise WorkspaceRefused(f"A tree that is no JSON is refused: {error}.") from None
+    if not isinstance(value, dict) or len(value) != 1:
+        raise WorkspaceRefused("A tree that is neither a page nor an index is refused.")
+    if isinstance(value.get("pages"), list):
+        return [], [_hash(page) for page in value["pages"]]
+    if isinstance(value.get("entries"), list):
+        return [_entry(entry) for entry in value["entries"]], []
+    raise WorkspaceRefused("A tree that is neither a page nor an index is refused.")
+
+
+def entries_of(read: Read, tree: bytes) -> list[Entry]:
+    """All entries of a folder, sorted, each name once."""
+    found, pages = parse_tree(read(tree))
+    entries: list[Entry] = []
+    _append(entries, found)
+    for page in pages:
+        found, inner = parse_tree(read(page))
+        if inner:
+            raise WorkspaceRefused("An index of indexes is refused.")
+        _append(entries, found)  # at once: an index may name one page many times
+    return entries
+
+
+def _append(entries: list[Entry], more: list[Entry]) -> None:
+    before = name_bytes(entries[-1].name) if entries else b""
+    for entry in more:
+        name = name_bytes(entry.name)
+        if name <= before:
+            raise WorkspaceRefused(
+                f"A folder whose names are doubled or not in order is refused "
+                f"({printable(entry.name)!r})."
+            )
+        before = name
+    entries += more
+
+
+def totals_of(
+    read: Read,
+    tree: bytes,
+    memory: MutableMapping[bytes, Totals],
+    *,
+    most_files: int = MOST_FILES,
+    most_bytes: int = MOST_BYTES,
+    on_entries: Callable[[Sequence[Entry]], object] = lambda entries: None,
+) -> Totals:
+    """Totals of a tree, each folder looked at once. ``memory`` holds those that are known, and
+    gets the others. ``on_entries`` is called for each folder that is looked at."""
+
+    def total(tree: bytes, depth: int) -> Totals:
+        known = memory.get(tree)
+        if known is not None:
+            return known
+        if depth > MAX_DEPTH:
+            raise WorkspaceRefused(f"A tree of more than {MAX_DEPTH} folders' depth is refused.")
+        entries = entries_of(read, tree)
+        on_entries(entries)
+        files = folders = size = deepest = longest = links = 0
+        for entry in entries:
+            here = len(name_bytes(entry.name))
+            if entry.kind == "d":
+                inner = total(entry.tree, depth + 1)
+                folders += 1 + inner.folders
+                files += inner.files
+                size += inner.bytes
+                links += inner.links
+                deepest = max(deepest, inner.depth + 1)
+                here += 1 + inner.longest
+            else:
+                files += 1
+                size += entry.data
+                links += entry.kind == "h"
+            longest = max(longest, here)
+        if files + folders > most_files or size > most_bytes:
+            raise WorkspaceRefused(
+                f"A tree of {files + folders} files and folders with {size} bytes is refused: more "
+                f"than {most_files} or {most_bytes} are not allowed."
+            )
+        if longest > MAX_PATH or deepest > MAX_DEPTH:
+            raise WorkspaceRefused("A tree whose paths are too long is refused.")
+        made = memory[tree] = Totals(files, folders, size, deepest, longest, links)
+        return made
+
+    return total(tree, 0)
+
+
+def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+    """Every path below a tree, folders before what is in them. Its totals must have been seen."""
+    for entry in entries_of(read, tree):
+        path = prefix + entry.name
+        yield path, entry
+        if entry.kind == "d":
+            yield from walk(read, entry.tree, path + "/")
+
+
+def _entry(value: Any) -> Entry:
+    try:
+        name, kind = _name(value[0]), value[1]
+        if kind == "f" and len(value) == 6:
+            size = _integer(value[4], 0, MAX_SIZE)
+            chunks = _chunks(value[5], size)
+            return Entry(name, "f", _mode(value[2]), _time(value[3]), size, chunks)
+        if kind == "d" and len(value) == 5:
+            return Entry(name, "d", _mode(value[2]), _time(value[3]), tree=_hash(value[4]))
+        if kind == "l" and len(value) == 4:
+            return Entry(name, "l", mtime=_time(value[2]), target=_link(value[3]))
+        if kind == "h" and len(value) == 3:
+            return Entry(name, "h", target=_path(value[2]))
+    except (TypeError, IndexError, KeyError, ValueError, UnicodeError) as error:
+        raise WorkspaceRefused(
+            f"An entry that cannot be is refused: {printable(repr(value)[:200])} ({error})."
+        ) from None
+    raise WorkspaceRefused(
+        f"An entry of an unknown kind is refused: {printable(repr(value)[:200])}."
+    )
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name that is no text")
+    raw = name_bytes(value)
+    if not 0 < len(raw) <= MAX_NAME or name_text(raw) != value:
+        raise ValueError("a name that cannot be")
+    if value in (".", "..") or "/" in value or "\0" in value or value.startswith(RESERVED):
+        raise ValueError("a name that is not allowed")
+    return value
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or len(name_bytes(value)) > MAX_PATH:
+        raise TypeError("no path")
+    for part in value.split("/"):
+        _name(part)
+    return value
+
+
+def _link(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a target that is no text")
+    raw = name_bytes(value)
+    if not 0 < len(raw) <= MAX_LINK or b"\0" in raw or name_text(raw) != value:
+        raise ValueError("a target that cannot be")
+    return value
+
+
+def _integer(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError("a number that cannot be")
+    return value
+
+
+def _mode(value: Any) -> int:
+    return _integer(value, 0, 0o7777)
+
+
+def _time(value: Any) -> int:
+    return _integer(value, -(2**63), 2**63 - 1)
+
+
+def _hash(value: Any) -> bytes:
+    if not isinstance(value, str) or len(value) != 64 or not _HEX.issuperset(value):
+        raise WorkspaceRefused("A tree with something that is no SHA-256 is refused.")
+    return bytes.fromhex(value)
+
+
+def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
+    if not isinstance(value, list):
+        raise TypeError("no list of chunks")
+    count = 0
+    before: Any = None
+    for chunk in value:
+        if isinstance(chunk, str):
+            if len(chunk) != 64 or not _HEX.issuperset(chunk):
+                raise ValueError("a chunk that is no SHA-256")
+            count += 1
+        else:
+            if type(before) is int:
+                raise ValueError("two holes side by side")
+            count += _integer(chunk, 1, MAX_SIZE)
+        before = chunk
+    if count != chunk_count(size):
+        raise ValueError("chunks that do not make up the size")
+    return tuple(value)

@@ -1,0 +1,64 @@
+"""Fixtures for tests with a real Jupyter Server. Each test has its own folders and sandboxes, and
+leaves no sandbox behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
+from tests.kernels.conftest import own_folder
+from tests.kernels.live import jail_processes, wait_until
+
+from .running import JupyterServer
+
+StartServer = Callable[..., JupyterServer]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    problem = bubblewrap.why_not()
+    here = Path(__file__).parent
+    for item in items:
+        if not item.path.is_relative_to(here):
+            continue
+        item.add_marker(pytest.mark.timeout(600))  # several servers and sandboxes each
+        if problem:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with own_folder(monkeypatch) as path:
+        (path / "root").mkdir()
+        try:
+            yield path
+        finally:
+            for record in Records().list("local"):
+                asyncio.run(LocalClient().remove(record.name))
+            wait_until(lambda: not jail_processes(path), "the end of all sandboxes")
+
+
+@pytest.fixture
+def make_server(folder: Path) -> Iterator[StartServer]:
+    """Makes servers for ``<folder>/root``; what still runs is killed in the end."""
+    made: list[JupyterServer] = []
+
+    def make(*options: str) -> JupyterServer:
+        made.append(JupyterServer(folder, folder / "root", *options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.end(9)
+
+
+@pytest.fixture
+def server(make_server: StartServer) -> JupyterServer:
+    """A server that runs."""
+    server = make_server()
+    server.start()
+    return server

@@ -1,0 +1,235 @@
+"""A real Jupyter Server in a process of its own, and a client of its REST API and websockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import websocket
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_msg_from_ws_v1,
+    serialize_msg_to_ws_v1,
+)
+
+from tests.kernels.live import PATIENCE
+
+V1 = "v1.kernel.websocket.jupyter.org"
+TOKEN = "test-token"
+
+
+class JupyterServer:
+    """``start`` may be called again after the process has ended: same port, same folder."""
+
+    def __init__(self, folder: Path, root: Path, *options: str, python: str = sys.executable):
+        self.root = root
+        self._log = folder / "server.log"
+        self._options = options
+        self._python = python
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str, wait: bool = True) -> None:
+        command = [self._python, "-m", "jupyter_server", "--no-browser", "--allow-root"]
+        command += [f"--port={self.port}", "--ServerApp.port_retries=0", "--ip=127.0.0.1"]
+        command += [f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.root}"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *self._options, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.root,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        deadline = time.monotonic() + PATIENCE
+        while wait:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            try:
+                self.get("/api/status")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+
+    def end(self, signum: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(signum)
+            self.process.wait(PATIENCE)
+            self.process = None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def get(self, path: str) -> Any:
+        return self.request("GET", path)
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"token {TOKEN}", "Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(
+                f"{method} {path}: {error} {error.read()!r}\n{self.log}"
+            ) from error
+        return json.loads(text) if text else None
+
+    def notebook(self, path: str, cells: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Write a notebook through the contents API: this is a save."""
+        model = {
+            "type": "notebook",
+            "format": "json",
+            "content": {
+                "cells": [
+                    {
+                        "cell_type": "code",
+                        "id": f"cell-{i}",
+                        "source": cell,
+                        "metadata": {},
+                        "outputs": [],
+                        "execution_count": None,
+                    }
+                    for i, cell in enumerate(cells)
+                ],
+                "metadata": {},
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            },
+        }
+        saved: dict[str, Any] = self.request("PUT", f"/api/contents/{path}", model)
+        return saved
+
+    def session(self, path: str, kernel: str = "sandbox") -> dict[str, Any]:
+        """Open a notebook: a session with a new kernel."""
+        body = {
+            "path": path,
+            "name": path.rpartition("/")[2],
+            "type": "notebook",
+            "kernel": {"name": kernel},
+        }
+        opened: dict[str, Any] = self.request("POST", "/api/sessions", body)
+        return opened
+
+
+class Tab:
+    """A browser's tab: one websocket to one kernel, which can be made anew."""
+
+    def __init__(self, server: JupyterServer, kernel_id: str) -> None:
+        self._server = server
+        self.kernel_id = kernel_id
+        self.session = uuid.uuid4().hex
+        self.messages: list[dict[str, Any]] = []
+        """All that came, in order, with what came twice."""
+        self.connect()
+
+    def connect(self) -> None:
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{self._server.port}/api/kernels/{self.kernel_id}/channels"
+            f"?session_id={self.session}",
+            header=[f"Authorization: token {TOKEN}"],
+            subprotocols=[V1],
+            timeout=PATIENCE,
+        )
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, kind: str, content: dict[str, Any], channel: str = "shell") -> str:
+        message_id = uuid.uuid4().hex
+        header = {
+            "msg_id": message_id,
+            "msg_type": kind,
+            "session": self.session,
+            "username": "",
+            "date": "2026-01-01T00:00:00Z",
+            "version": "5.3",
+        }
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        packed = serialize_msg_to_ws_v1(message, channel, lambda part: json.dumps(part).encode())
+        self._socket.send_binary(packed)
+        return message_id
+
+    def begin(self, code: str) -> str:
+        """Send a cell; the id of the request."""
+        return self.send("execute_request", {"code": code, "silent": False, "store_history": True})
+
+    def read(self) -> dict[str, Any]:
+        """The next message."""
+        channel, parts = deserialize_msg_from_ws_v1(self._socket.recv())
+        header, parent, _, content = (json.loads(part) for part in parts[:4])
+        message = {
+            "channel": channel,
+            "kind": header["msg_type"],
+            "id": header["msg_id"],
+            "parent": parent.get("msg_id"),
+            "content": content,
+        }
+        self.messages.append(message)
+        return message
+
+    def drain(self) -> None:
+        """Read what is on its way, up to the end of the connection."""
+        try:
+            while True:
+                self.read()
+        except (websocket.WebSocketException, OSError):
+            self._socket.close()
+
+    def until_done(self, request: str) -> dict[str, Any]:
+        """Read until a cell has ended, with its reply; the reply's content."""
+        while True:
+            mine = [m for m in self.messages if m["parent"] == request]
+            replies = [m for m in mine if m["kind"] == "execute_reply"]
+            idle = [m for m in mine if m["content"].get("execution_state") == "idle"]
+            if replies and idle:
+                content: dict[str, Any] = replies[0]["content"]
+                return content
+            self.read()
+
+    def text(self, request: str) -> str:
+        """What a cell printed, as a client shows it that knows each message once."""
+        seen: set[str] = set()
+        text = ""
+        for message in self.messages:
+            if message["kind"] == "stream" and message["parent"] == request:
+                if message["id"] not in seen:
+                    text += message["content"]["text"]
+                seen.add(message["id"])
+        return text
+
+    def doubles(self) -> list[str]:
+        """Messages of the output that came twice."""
+        first: dict[str, int] = {}
+        found = []
+        for number, message in enumerate(self.messages):
+            if message["channel"] == "iopub":
+                if message["id"] in first:
+                    content = message["content"]
+                    found.append(f"{first[message['id']]} {number} {message['kind']} {content}")
+                first.setdefault(message["id"], number)
+        return found
+
+    def run(self, code: str) -> str:
+        """Run a cell that must not fail; what it printed."""
+        request = self.begin(code)
+        reply = self.until_done(request)
+        assert reply["status"] == "ok", reply
+        return self.text(request)

@@ -1,0 +1,185 @@
+"""With a notebook its kernel's files are saved, and they are there when it is opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websocket
+
+from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.workspace import Store, name_for_notebook
+from tests.kernels.live import PATIENCE, wait_until
+
+from .conftest import StartServer
+from .running import TOKEN, JupyterServer, Tab
+
+WRITE = """
+import os, pathlib
+pathlib.Path("data/deep").mkdir(parents=True)
+pathlib.Path("data/deep/random").write_bytes(os.urandom(3_000_000))
+pathlib.Path("run.sh").write_text("#!/bin/sh\\n")
+os.chmod("run.sh", 0o750)
+os.utime("run.sh", ns=(10**18, 1_234_567_890_123_456_789))
+os.symlink("data/deep/random", "link")
+"""
+LOOK = """
+import hashlib, json, os
+found = {}
+for folder, _, names in os.walk("."):
+    for name in names:
+        path = os.path.join(folder, name)
+        status = os.lstat(path)
+        data = os.readlink(path).encode() if os.path.islink(path) else open(path, "rb").read()
+        found[path] = [oct(status.st_mode), status.st_mtime_ns, hashlib.sha256(data).hexdigest()]
+print(json.dumps(found, sort_keys=True))
+"""
+
+
+def workspace_of(server: JupyterServer, path: str) -> str:
+    return name_for_notebook(str(server.root / path))
+
+
+def saves(server: JupyterServer, path: str) -> list[Any]:
+    return list(Store.open().saves(workspace_of(server, path)))
+
+
+def saved(server: JupyterServer, path: str, count: int = 1) -> None:
+    """Wait until a notebook has so many saves of its workspace."""
+    wait_until(lambda: len(saves(server, path)) >= count or None, f"save {count} of {path}")
+
+
+def open_notebook(server: JupyterServer, path: str) -> tuple[str, Tab]:
+    session = server.session(path)
+    return session["id"], Tab(server, session["kernel"]["id"])
+
+
+def kill_the_sandbox() -> None:
+    for record in Records().list("local"):
+        asyncio.run(LocalClient().remove(record.name))
+
+
+@pytest.mark.slow
+def test_files_come_back(server: JupyterServer) -> None:
+    """Saved, the sandbox killed, opened again: byte for byte, with modes and times."""
+    server.notebook("n.ipynb")
+    _, tab = open_notebook(server, "n.ipynb")
+    tab.run(WRITE)
+    before = json.loads(tab.run(LOOK))
+    assert len(before) == 3
+    assert before["./run.sh"][1] == 1_234_567_890_123_456_789
+    server.notebook("n.ipynb", ("x = 1",))
+    saved(server, "n.ipynb")
+    tab.close()
+    server.end(signal.SIGKILL)
+    kill_the_sandbox()
+
+    server.start()
+    assert server.get("/api/kernels") == []
+    _, tab = open_notebook(server, "n.ipynb")
+    assert json.loads(tab.run(LOOK)) == before
+
+
+@pytest.mark.slow
+def test_a_save_that_fails(server: JupyterServer, folder: Path) -> None:
+    """The notebook is saved all the same; the log says why the workspace was not. Later it is."""
+    server.notebook("n.ipynb")
+    _, tab = open_notebook(server, "n.ipynb")
+    tab.run("open('file', 'w').write('1')")
+    store = folder / "data" / "store"
+    store.rename(folder / "data" / "away")
+    store.write_text("no folder")
+    server.notebook("n.ipynb", ("saved = True",))
+    assert "saved = True" in (server.root / "n.ipynb").read_text()
+    name = workspace_of(server, "n.ipynb")
+    wait_until(lambda: f"Workspace {name} was not saved: " in server.log, "the error in the log")
+    store.unlink()
+    (folder / "data" / "away").rename(store)
+    server.notebook("n.ipynb", ("saved = 2",))
+    saved(server, "n.ipynb")
+
+
+@pytest.mark.slow
+def test_notebooks_that_move(server: JupyterServer) -> None:
+    """A workspace follows a rename, also one of the folder, is copied with a copy, and is kept
+    when the notebook is deleted; the kernel that runs goes on saving under the new name."""
+    (server.root / "a").mkdir()
+    server.notebook("a/n.ipynb")
+    session, tab = open_notebook(server, "a/n.ipynb")
+    tab.run("open('file', 'w').write('1')")
+    server.notebook("a/n.ipynb")
+    saved(server, "a/n.ipynb")
+
+    server.request("PATCH", "/api/contents/a/n.ipynb", {"path": "a/m.ipynb"})
+    server.request("PATCH", f"/api/sessions/{session}", {"path": "a/m.ipynb", "name": "m.ipynb"})
+    saved(server, "a/m.ipynb")
+    assert not saves(server, "a/n.ipynb")
+    tab.run("open('file', 'w').write('22')")
+    server.notebook("a/m.ipynb")
+    saved(server, "a/m.ipynb", 2)
+
+    server.request("POST", "/api/contents/a", {"copy_from": "a/m.ipynb"})
+    copies = [p.name for p in (server.root / "a").glob("*Copy*.ipynb")]
+    saved(server, f"a/{copies[0]}")
+    server.request("PATCH", "/api/contents/a", {"path": "b"})
+    saved(server, "b/m.ipynb", 2)
+    saved(server, f"b/{copies[0]}")
+
+    server.request("DELETE", f"/api/contents/b/{copies[0]}")
+    name = workspace_of(server, f"b/{copies[0]}")
+    wait_until(lambda: Store.open().retired(name), "the retirement of the workspace")
+    assert saves(server, f"b/{copies[0]}")
+    assert name not in Store.open().names()
+
+
+@pytest.mark.slow
+def test_first_opening_and_mirror(make_server: StartServer) -> None:
+    """By policy the folder beside the notebook is there, and results are written back."""
+    server = make_server("--SandboxProvisioner.upload=folder", "--SandboxProvisioner.mirror=True")
+    server.start()
+    (server.root / "work").mkdir()
+    (server.root / "work" / "data.csv").write_text("a,b\n1,2\n")
+    server.notebook("work/n.ipynb")
+    _, tab = open_notebook(server, "work/n.ipynb")
+    assert tab.run("print(open('data.csv').read(), end='')") == "a,b\n1,2\n"
+    tab.run("open('result.txt', 'w').write('done')")
+    server.notebook("work/n.ipynb", ("x",))
+    result = server.root / "work" / "result.txt"
+    wait_until(result.exists, "the result on the host")
+    assert result.read_text() == "done"
+    # The notebook itself has changed on the host since it was uploaded, and is left alone.
+    assert json.loads((server.root / "work" / "n.ipynb").read_text())["cells"][0]["source"] == ["x"]
+
+
+@pytest.mark.slow
+def test_clients_are_told(server: JupyterServer) -> None:
+    """Each outcome is a Jupyter event; saves that come while one runs become one more."""
+    server.notebook("n.ipynb")
+    _, tab = open_notebook(server, "n.ipynb")
+    tab.run("import os; open('big', 'wb').write(os.urandom(40_000_000))")
+    events = websocket.create_connection(
+        f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+        header=[f"Authorization: token {TOKEN}"],
+        timeout=PATIENCE,
+    )
+    for number in range(8):
+        server.notebook("n.ipynb", (f"x = {number}",))
+    outcomes: list[dict[str, Any]] = []
+    asked = 0
+    while not outcomes or outcomes[-1]["status"] != "unchanged":
+        event = json.loads(events.recv())
+        if event["schema_id"] == SAVE_EVENTS:
+            outcomes.append(event)
+        elif event.get("action") == "save":
+            asked += 1
+    events.close()
+    assert outcomes[0]["status"] == "saved"
+    assert outcomes[0]["files"] == 1
+    assert len(outcomes) < asked == 8
+    assert len(saves(server, "n.ipynb")) == 1

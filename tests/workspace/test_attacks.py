@@ -1,0 +1,345 @@
+"""What comes from a sandbox is hostile: a table of attacks, each refused, with nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.errors import ExportConflict, SandboxError, WorkspaceError, WorkspaceRefused
+from sandbox_kernel.guest.workspace.layout import CHUNK, digest
+from sandbox_kernel.guest.workspace.messages import HEADER, OBJECT, OFFER, RESULT, Messages
+from sandbox_kernel.workspace import exports
+from sandbox_kernel.workspace.collect import verify
+from sandbox_kernel.workspace.exports import export, stays_inside
+from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
+from sandbox_kernel.workspace.store import Store
+from tests.workspace.guests import Guest, snapshot
+from tests.workspace.hostile import (
+    ATTACKS,
+    DATA,
+    HASH,
+    Liar,
+    Trees,
+    file,
+    offer,
+    page,
+    plant,
+    result,
+    send_all,
+)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder next to the one that is exported to, whose contents must not change."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "passwd").write_text("untouched")
+    return tmp_path / "outside"
+
+
+def test_the_table_is_long() -> None:
+    assert len(ATTACKS) + len(WIRE) >= 30
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_tree_is_not_saved(attack: str, store: Store) -> None:
+    """A sandbox that sends such a tree gets nothing into the store's history."""
+    trees = Trees()
+    ATTACKS[attack](trees)
+
+    def script(messages: Messages) -> None:
+        send_all(messages, *dict.fromkeys(trees.objects))
+        result(messages, digest(trees.objects[-1][1]).hex())
+
+    with pytest.raises(WorkspaceError, match="Sandbox 'liar' sent"):
+        Liar(script).persist(store)
+    assert store.latest("work") is None
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_save_is_not_written(
+    attack: str, store: Store, tmp_path: Path, outside: Path
+) -> None:
+    """Even if such a tree stood in the store, nothing of it would reach the host or a sandbox."""
+    trees = Trees()
+    ATTACKS[attack](trees)
+    plant(store, "work", trees)
+    target = tmp_path / "target"
+    with pytest.raises(WorkspaceError):
+        export(store, "work", target)
+    assert not target.exists()
+    assert snapshot(outside).keys() == {"passwd"}
+
+
+def _bomb(messages: Messages) -> None:
+    data = bytes(64 * 2**20)
+    offer(messages, (CHUNK_KIND, data))
+    messages.send(OBJECT, b"\1", zlib.compress(data))
+
+
+def _other_hash(messages: Messages) -> None:
+    offer(messages, (CHUNK_KIND, b"what was offered"))
+    messages.send(OBJECT, b"\0", b"what was not")
+
+
+def _truncated(messages: Messages) -> None:
+    offer(messages, (CHUNK_KIND, DATA * 100))
+    messages.send(OBJECT, b"\1", zlib.compress(DATA * 100)[:-8])
+
+
+def _codec(messages: Messages) -> None:
+    offer(messages, (CHUNK_KIND, DATA))
+    messages.send(OBJECT, b"\7", DATA)
+
+
+def _flood(messages: Messages) -> None:
+    for number in range(200):
+        send_all(messages, (CHUNK_KIND, number.to_bytes(4, "big") + bytes(CHUNK - 4)))
+
+
+def _chunk_never_sent(messages: Messages) -> None:
+    tree = page(file("x"))
+    send_all(messages, (TREE_KIND, tree))
+    result(messages, digest(tree).hex())
+
+
+def _chunk_of_another_length(messages: Messages) -> None:
+    tree = page(file("x", "f", 0o644, 0, 5, [HASH]))
+    send_all(messages, (CHUNK_KIND, DATA), (TREE_KIND, tree))
+    result(messages, digest(tree).hex())
+
+
+def _chunk_as_tree(messages: Messages) -> None:
+    tree = page()
+    send_all(messages, (CHUNK_KIND, tree))
+    result(messages, digest(tree).hex())
+
+
+WIRE: dict[str, Callable[[Messages], None]] = {
+    "object that was not asked for": lambda m: m.send(OBJECT, b"\0", DATA),
+    "object with another hash": _other_hash,
+    "compressed bomb": _bomb,
+    "compressed data cut off": _truncated,
+    "unknown codec": _codec,
+    "more than the quota": _flood,
+    "tree that was never sent": lambda m: result(m, "ab" * 32),
+    "chunk that was never sent": _chunk_never_sent,
+    "chunk of another length": _chunk_of_another_length,
+    "chunk taken for a tree": _chunk_as_tree,
+    "root that is no hash": lambda m: result(m, "../../etc"),
+    "result without a root": lambda m: m.send_json(RESULT, {}),
+    "result that is no JSON": lambda m: m.send(RESULT, b"\xff"),
+    "result that is a list": lambda m: m.send(RESULT, b"[]"),
+    "result nested without end": lambda m: m.send(RESULT, b"[" * 100_000),
+    "half an offer": lambda m: m.send(OFFER, b"\0" * 50),
+    "offer of an unknown kind": lambda m: m.send(OFFER, b"\5" + bytes(32)),
+    "offer without end": lambda m: m.send(OFFER, bytes(33 * 10_000)),
+    "message of four gigabytes": lambda m: m.sock.sendall(HEADER.pack(2**32 - 1, RESULT)),
+    "message of an unknown kind": lambda m: m.send(200, b""),
+    "message of the host's": lambda m: m.send(ord("P"), b"{}"),
+}
+
+
+@pytest.mark.parametrize("attack", WIRE)
+def test_a_lying_guest_is_refused(attack: str, store: Store) -> None:
+    """Whatever a sandbox says on the wire, it ends with a clear error and an unchanged store."""
+    with pytest.raises(WorkspaceRefused, match="Sandbox 'liar' sent"):
+        Liar(WIRE[attack]).persist(store, max_bytes=10 * 2**20)
+    assert store.latest("work") is None
+    assert verify(store).problems == []
+
+
+def test_one_workspace_learns_nothing_of_another(store: Store) -> None:
+    """The host asks for contents that the store has from another workspace as if it had not, and
+    a tree that names them without sending them is refused."""
+
+    def honest(messages: Messages) -> None:
+        tree = page(file("secret"))
+        send_all(messages, (CHUNK_KIND, DATA), (TREE_KIND, tree))
+        result(messages, digest(tree).hex())
+
+    assert Liar(honest).persist(store, "theirs").new
+    answers: list[bytes] = []
+
+    def curious(messages: Messages) -> None:
+        answers.append(offer(messages, (CHUNK_KIND, DATA)))
+
+    with pytest.raises(SandboxError):
+        Liar(lambda m: (curious(m), m.send(200, b""))[1]).persist(store, "mine")
+    assert answers == [b"\1"]
+    with pytest.raises(WorkspaceRefused):
+        Liar(_chunk_never_sent).persist(store, "mine")
+
+
+def test_words_of_a_sandbox_cannot_drive_a_terminal(store: Store) -> None:
+    """Problems and errors that a sandbox reports are bounded, and printable."""
+    tree = page()
+
+    def script(messages: Messages) -> None:
+        send_all(messages, (TREE_KIND, tree))
+        result(messages, digest(tree).hex(), problems=["\x1b[2J" * 1000] * 1000, problem_count=9)
+
+    problems = Liar(script).persist(store).problems
+    assert len(problems) <= 201
+    assert all(len(p) < 3000 and "\x1b" not in p for p in problems)
+
+    def fails(messages: Messages) -> None:
+        value = {"kind": "quota", "message": "\x1b[31m" * 10_000, "offenders": [[1, 2], 3, [4]]}
+        messages.send_json(ord("E"), value)
+
+    with pytest.raises(WorkspaceError) as refused:
+        Liar(fails).persist(store)
+    assert "\x1b" not in str(refused.value)
+    assert len(str(refused.value)) < 10_000
+
+
+# --- on the host's disk
+
+
+def test_symlinks_do_not_lead_out(store: Store, tmp_path: Path, outside: Path) -> None:
+    """Of symlinks only those that stay in the folder are exported; the others are listed."""
+    inner = Trees()
+    sub = page(["fine", "l", 0, "../kept"], ["worse", "l", 0, "../../outside/passwd"])
+    inner.add(sub)
+    inner.add(
+        page(
+            ["absolute", "l", 0, str(outside / "passwd")],
+            ["kept", *file("")[1:]],
+            ["sub", "d", 0o755, 0, digest(sub).hex()],
+            ["tricky", "l", 0, "sub/../../outside"],
+            ["up", "l", 0, "../outside"],
+        )
+    )
+    plant(store, "work", inner)
+    target = tmp_path / "target"
+    report = export(store, "work", target)
+    assert sorted(os.listdir(target)) == ["kept", "sub"]
+    assert os.listdir(target / "sub") == ["fine"]
+    assert len(report.skipped) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "inside"),
+    [
+        ("a", "b", True),
+        ("a", "b/c", True),
+        ("a", "..", False),
+        ("a", "/etc", False),
+        ("a/b", "..", True),
+        ("a/b", "../c", True),
+        ("a/b", "../..", False),
+        ("a", "s/../x", False),
+        ("a/b/c", ".././../x", True),
+    ],
+)
+def test_stays_inside(path: str, target: str, inside: bool) -> None:
+    assert stays_inside(path, target) is inside
+
+
+def simple(store: Store) -> None:
+    trees = Trees()
+    sub = page(file("inner"))
+    trees.add(sub)
+    setuid = [*file("setuid")]
+    setuid[2] = 0o6777
+    trees.add(page(file("plain"), setuid, ["sub", "d", 0o777, 0, digest(sub).hex()]))
+    plant(store, "work", trees)
+
+
+def test_no_write_through_a_symlink_on_the_host(
+    store: Store, tmp_path: Path, outside: Path
+) -> None:
+    """A symlink that lies in the target is never followed: neither as a folder nor as a file."""
+    simple(store)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "sub").symlink_to(outside)
+    with pytest.raises(WorkspaceRefused, match="sub"):
+        export(store, "work", target, overwrite=True)
+    assert os.listdir(target) == ["sub"]
+    (target / "sub").unlink()
+    (target / "plain").symlink_to(outside / "passwd")
+    with pytest.raises(ExportConflict, match="plain"):
+        export(store, "work", target)
+    export(store, "work", target, overwrite=True)
+    assert (target / "plain").read_bytes() == DATA
+    assert not (target / "plain").is_symlink()
+    assert (outside / "passwd").read_text() == "untouched"
+    assert os.listdir(outside) == ["passwd"]
+
+
+def test_a_pipe_in_the_way(store: Store, tmp_path: Path) -> None:
+    """A named pipe in the target neither hangs the export nor is written to."""
+    simple(store)
+    target = tmp_path / "target"
+    target.mkdir()
+    os.mkfifo(target / "plain")
+    with pytest.raises(ExportConflict):
+        export(store, "work", target)
+
+
+def test_modes_on_the_host(store: Store, tmp_path: Path) -> None:
+    """No set-user-id, and nothing that others could write, comes out of a sandbox."""
+    simple(store)
+    export(store, "work", tmp_path / "target")
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "target").iterdir()}
+    assert modes == {"plain": 0o644, "setuid": 0o755, "sub": 0o755}
+
+
+def test_names_that_are_one_file_elsewhere(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system ignores case or normalization, colliding names are refused; where it
+    does not, they are different files."""
+    trees = Trees()
+    trees.add(page(file("File"), file("file")))
+    plant(store, "case", trees)
+    trees = Trees()
+    trees.add(page(file("e\u0301"), file("\u00e9")))
+    plant(store, "form", trees)
+    for name in ("case", "form"):
+        assert len(export(store, name, tmp_path / name).written) == 2
+    monkeypatch.setattr(exports, "folds_names", lambda root: True)
+    for name in ("case", "form"):
+        with pytest.raises(WorkspaceRefused, match="same file"):
+            export(store, name, tmp_path / f"{name}2")
+        assert os.listdir(tmp_path / f"{name}2") == []
+
+
+def test_hydrate_does_not_write_through_symlinks(
+    store: Store, guest: Guest, tmp_path: Path, outside: Path
+) -> None:
+    """In a sandbox, too, a symlink in the way is replaced, not followed."""
+    simple(store)
+    (guest.folder / "sub").symlink_to(outside)
+    (guest.folder / "plain").symlink_to(outside / "passwd")
+    guest.hydrate(store)
+    assert (guest.folder / "sub" / "inner").read_bytes() == DATA
+    assert not (guest.folder / "sub").is_symlink()
+    assert (guest.folder / "plain").read_bytes() == DATA
+    assert snapshot(outside)["passwd"][3] == b"untouched"
+
+
+def test_a_damaged_store_is_not_trusted(store: Store, guest: Guest, tmp_path: Path) -> None:
+    """A bit that flipped in a pack, or a save that was edited, is noticed when it is read."""
+    (guest.folder / "a").write_bytes(os.urandom(5000))
+    save = guest.persist(store).save
+    pack = next(Path(store.url, "packs").iterdir())
+    data = bytearray(pack.read_bytes())
+    data[100] ^= 1
+    pack.write_bytes(data)
+    fresh = Store.open(store.url)
+    assert verify(fresh).problems
+    with pytest.raises(SandboxError, match="damaged"):
+        export(fresh, "work", tmp_path / "target")
+    path = Path(store.url, "workspaces", "work", "saves", f"{save.id}.json")
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "files": 7}))
+    with pytest.raises(SandboxError, match="damaged"):
+        fresh.latest("work")

@@ -1,0 +1,190 @@
+"""Workspaces of real sandboxes, over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_kernel.errors import QuotaExceeded
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.tunnel import background
+from sandbox_kernel.workspace import (
+    Limits,
+    Progress,
+    Store,
+    UploadPolicy,
+    hydrate,
+    persist,
+    upload,
+)
+
+LIMIT = 150.0
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture(autouse=True)
+def own_folders() -> Iterator[None]:
+    """Keep the files of sandboxes apart from the user's; the paths of sockets are short."""
+    folder = tempfile.mkdtemp(prefix="sk-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOX_KERNEL_DATA_DIR", os.path.join(folder, "data"))
+        patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", os.path.join(folder, "run"))
+        yield
+    shutil.rmtree(folder)
+
+
+def finish(coroutine: Coroutine[Any, Any, None]) -> None:
+    background.submit(asyncio.wait_for(coroutine, LIMIT)).result(LIMIT + 5)
+
+
+@asynccontextmanager
+async def sandbox() -> AsyncIterator[SandboxedKernel]:
+    client = load_backend("local")
+    made = await SandboxedKernel.create(client, SandboxSpec(), LOG)
+    try:
+        yield made
+    finally:
+        await made.remove()
+
+
+async def run(made: SandboxedKernel, script: str) -> str:
+    result = await made.handle.shell(script, timeout=60)
+    assert result.ok, result.output
+    return result.stdout
+
+
+LOOK = (
+    "find . -mindepth 1 -printf '%p %y %m %T@ %l %n\\n' | sort;"
+    "find . -type f -print0 | sort -z | xargs -0 sha256sum"
+)
+
+
+def test_files_outlive_their_sandbox(store: Store) -> None:
+    """What one sandbox had is in the next one: contents, modes, times, links, odd names."""
+
+    async def check() -> None:
+        async with sandbox() as first:
+            await run(
+                first,
+                "mkdir -p deep/er empty; head -c 3000000 /dev/urandom > deep/er/big; echo hi > a;"
+                "chmod 640 a; touch -d '2001-02-03 04:05:06.789' a; ln -s a link; ln a hard;"
+                "echo u > 'grüße \U0001f600'; printf x > \"$(printf 'not\\377utf8')\";"
+                "chmod 500 empty",
+            )
+            report = await persist(first, store, "demo", notebook="demo.ipynb", kernel="sandbox")
+            assert report.new
+            assert not report.problems
+            before = await run(first, LOOK)
+        async with sandbox() as second:
+            told = await hydrate(second, store, "demo")
+            assert told.save is not None
+            assert told.save.id == report.save.id
+            assert not told.problems
+            assert await run(second, LOOK) == before
+            again = await persist(second, store, "demo")
+            assert not again.new
+            assert again.moved_bytes < 2000
+
+    finish(check())
+
+
+def test_a_workspace_without_saves_is_left_alone(store: Store) -> None:
+    """Hydrating what was never saved does nothing, and says so."""
+
+    async def check() -> None:
+        async with sandbox() as made:
+            await run(made, "echo kept > file")
+            assert (await hydrate(made, store, "nothing")).save is None
+            assert await run(made, "cat file") == "kept\n"
+
+    finish(check())
+
+
+def test_upload(store: Store, tmp_path: Path) -> None:
+    """The files beside a notebook are in its new sandbox, as far as the policy lets them."""
+    (tmp_path / "nb" / "sub").mkdir(parents=True)
+    (tmp_path / "nb" / "data.csv").write_text("a,b\n")
+    (tmp_path / "nb" / "secret.key").write_text("no")
+    (tmp_path / "nb" / "sub" / "more.csv").write_text("c,d\n")
+
+    async def check() -> None:
+        async with sandbox() as made:
+            assert await upload(made, store, "x", tmp_path / "nb", UploadPolicy()) is None
+            told = await upload(made, store, "x", tmp_path / "nb", UploadPolicy.parse("*.csv"))
+            assert told is not None
+            assert told.files == 2
+            assert await run(made, "find . -type f | sort") == "./data.csv\n./sub/more.csv\n"
+
+    finish(check())
+
+
+def test_cancel_and_quota(store: Store) -> None:
+    """A persist that is cancelled, or is too large, leaves the store as it was, and the next one
+    works: in the same sandbox, while a kernel could be running in it."""
+
+    async def check() -> None:
+        async with sandbox() as made:
+            await run(made, "head -c 80000000 /dev/urandom > big; echo small > small")
+            with pytest.raises(QuotaExceeded, match="big"):
+                await persist(made, store, "w", limits=Limits(max_bytes=10_000_000))
+            begun = asyncio.Event()
+            told: list[Progress] = []
+
+            def progress(value: Progress) -> None:
+                told.append(value)
+                if value.phase == "receive":
+                    begun.set()
+
+            task = asyncio.ensure_future(persist(made, store, "w", progress=progress))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert store.latest("w") is None
+            assert (await persist(made, store, "w")).new
+            assert told
+
+    finish(check())
+
+
+@pytest.mark.faults
+def test_cuts_do_not_matter(store: Store) -> None:
+    """The stream to the sandbox breaks again and again while files are saved and brought in."""
+
+    async def check() -> None:
+        async with sandbox() as first, sandbox() as second:
+            await run(
+                first,
+                "for i in $(seq 200); do head -c 100000 /dev/urandom > f$i; done;"
+                "head -c 30000000 /dev/urandom > big",
+            )
+            stop = asyncio.Event()
+
+            async def cut() -> None:
+                while not stop.is_set():
+                    await asyncio.sleep(0.05)
+                    first.tunnel.cut()
+                    second.tunnel.cut()
+
+            cutting = asyncio.ensure_future(cut())
+            try:
+                await persist(first, store, "w")
+                await hydrate(second, store, "w")
+            finally:
+                stop.set()
+                await cutting
+            assert first.tunnel.reconnects > 1
+            assert await run(first, "sha256sum *") == await run(second, "sha256sum *")
+
+    finish(check())
