@@ -30,7 +30,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient, SnapshotInfo
-from sandbox_kernel.sandboxes.local.processes import ProcessId
+from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
 from sandbox_kernel.spec import SandboxSpec, check_name
