@@ -107,7 +107,7 @@ ROWS = {
             emulator="islo",
             key="ISLO_API_KEY",
             lease_pauses=True,
-            limits={"disk_mib": 2048},
+            limits={"disk_mib": 1024},
         ),
     )
 }

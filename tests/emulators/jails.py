@@ -32,9 +32,9 @@ class Jail:
         self._stopped: set[int] = set()
 
     @classmethod
-    async def create(cls, name: str, env: Mapping[str, str]) -> Jail:
+    async def create(cls, name: str, env: Mapping[str, str], disk_mib: int | None = None) -> Jail:
         # The service decides how long it lives, not the jail.
-        spec = SandboxSpec(name=name, env=dict(env), lease_seconds=_FOREVER)
+        spec = SandboxSpec(name=name, env=dict(env), lease_seconds=_FOREVER, disk_mib=disk_mib)
         return cls(await LocalClient().create(spec))
 
     async def start(self, command: str, env: Mapping[str, str], cwd: str | None) -> ExecStream:

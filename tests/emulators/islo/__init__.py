@@ -8,7 +8,7 @@ multipart  reads the uploads
 Followed is the SDK's own source, which is generated from the service's OpenAPI document; the path
 behind each route names the method. What it does not say is marked "assumed".
 
-Not emulated: images other than their names, sizes, snapshots, sessions, shares, environments, and
-the network of a sandbox (the jails have none; profiles are checked and kept, and ``state.decide``
-says what they would let out).
+Not emulated: images other than their names, sizes (but for the disk), snapshots, sessions, shares,
+environments, and the network of a sandbox (the jails have none; profiles are checked and kept, and
+``state.decide`` says what they would let out).
 """

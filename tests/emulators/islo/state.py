@@ -201,7 +201,8 @@ class Service:
             sandbox.status = "failed"
             return
         env = {k: v for k, v in (sandbox.request.get("env") or {}).items() if v is not None}
-        jail = await Jail.create(f"vm-{secrets.token_hex(6)}", env)
+        disk = sandbox.request.get("disk_gb")
+        jail = await Jail.create(f"vm-{secrets.token_hex(6)}", env, disk and disk * 1024)
         if sandbox.files is not None:
             await jail.fill(sandbox.files)
         if sandbox.status not in ("starting", "resuming"):
