@@ -278,9 +278,7 @@ class Agent:
     def _open_workspace(self, peer: Peer, stream: Stream) -> None:
         try:
             ours, theirs = socket.socketpair()
-            pump = Pump(
-                self.loop, peer, stream, ours, self._bulk.discard, polite=self._polite
-            )
+            pump = Pump(self.loop, peer, stream, ours, self._bulk.discard, polite=self._polite)
             self._bulk.add(pump)
         except OSError as error:
             return stream.reset(str(error))
