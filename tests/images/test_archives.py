@@ -67,7 +67,9 @@ def test_headers_are_bounded() -> None:
         read(packed.getvalue())
 
 
-@pytest.mark.parametrize("data", [b"nonsense" * 100, gzip.compress(b"x" * 600)[:15]])
+@pytest.mark.parametrize(
+    "data", [b"nonsense" * 100, gzip.compress(b"x" * 600)[:15]], ids=["nonsense", "cut"]
+)
 def test_broken_archives_are_refused(data: bytes) -> None:
     """What is no archive gives an error of ours, not tarfile's."""
     with pytest.raises(BadArchive, match="cannot be read"):

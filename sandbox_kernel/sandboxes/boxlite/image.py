@@ -14,6 +14,8 @@ from sandbox_kernel.spec import SandboxSpec
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_JSON = 4 * 2**20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where commands are looked for in an image that does not say it, which BoxLite would not run."""
 _MAKE_ONE = "`sandbox-kernel image build --from debian -t NAME` makes one without Docker"
 
 
@@ -24,10 +26,11 @@ class Image:
     layout: Path | None = None
     reference: str | None = None
 
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """For boxlite.BoxOptions."""
         if self.layout is not None:
-            return {"rootfs_path": str(self.layout)}
+            env = [] if _has_path(self.layout) else [("PATH", _PATH)]
+            return {"rootfs_path": str(self.layout), "env": env}
         assert self.reference is not None
         return {"image": self.reference}
 
@@ -69,17 +72,32 @@ def _check_architecture(spec: SandboxSpec, layout: Path) -> None:
 
 def _architectures(layout: Path) -> set[str]:
     """What the images of a layout say that they are for; empty if they do not say."""
-    found: set[str] = set()
     try:
-        for manifest in _json(layout / "index.json")["manifests"]:
-            platform_ = manifest.get("platform")
-            if not platform_:
-                config = _blob(layout, _blob(layout, manifest)["config"])
-                platform_ = config
-            found.add(str(platform_["architecture"]))
+        return {
+            str((manifest.get("platform") or _config(layout, manifest))["architecture"])
+            for manifest in _json(layout / "index.json")["manifests"]
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return set()  # BoxLite says what is wrong with it
-    return found
+
+
+def _has_path(layout: Path) -> bool:
+    """Whether the images of a layout say where their commands are."""
+    try:
+        return all(
+            any(str(item).startswith("PATH=") for item in _env(_config(layout, manifest)))
+            for manifest in _json(layout / "index.json")["manifests"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # BoxLite says what is wrong with it
+
+
+def _env(config: Any) -> Any:
+    return (config.get("config") or {}).get("Env") or ()
+
+
+def _config(layout: Path, manifest: Any) -> Any:
+    return _blob(layout, _blob(layout, manifest)["config"])
 
 
 def _blob(layout: Path, descriptor: Any) -> Any:
