@@ -6,6 +6,9 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet install
 PYTEST := $(PY) -m pytest
+# Much of the time of a test of real kernels is waiting, so two at a time; a file stays in one process.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -60,14 +63,14 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then all tests that need no account
 	@# Tests of the jail are skipped where none can be made; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
-	@$(PYTEST) -m 'not live and not long'
+	@$(PYTEST) $(PARALLEL) -m 'not live and not long'
 	@$(PY) -m tests.microvm --quick
 
 test-fast: $(VENV)/.test  ## the quick tests only
-	@$(PYTEST) -m 'not live and not slow and not faults'
+	@$(PYTEST) $(PARALLEL) -m 'not live and not slow and not faults'
 
 test-all: lint types coverage-wire  ## all checks, also the long ones and hosted services (needs API keys)
-	@$(PYTEST)
+	@$(PYTEST) $(PARALLEL)
 	@$(PY) -m tests.microvm
 
 test-microvm: $(VENV)/.test  ## real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
