@@ -163,6 +163,10 @@ class JailInit:
             os.sched_setaffinity(0, config["affinity"])
 
     def _handle_signals(self) -> None:
+        # What the host's process ignores (under nohup, say) is no matter of the jail's.
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         # A process in the jail can signal process 1, but only where there is a handler.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiver, sender = socket.socketpair()
