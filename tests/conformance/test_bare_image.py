@@ -1,4 +1,7 @@
-"""An image that has Python and nothing else, and no network: the host provides ipykernel."""
+"""An image that has Python and nothing else, and no network: the host provides ipykernel.
+
+Such an image is in the rig only (``make test-microvm``).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,8 @@ import os
 
 import pytest
 
-from tests.conformance.conftest import (  # noqa: F401  (fixtures, found by their names)
-    Backend,
-    backend,
-    finish,
-    own_folders,
-    pytest_generate_tests,
-)
-from tests.conformance.test_kernels import _until, execute, kernel, sandboxed
+from .conftest import Backend, finish
+from .test_kernels import _until, execute, kernel, sandboxed
 
 PUT = "lacks ipykernel; it is put there"
 LOOK = """
@@ -27,7 +24,7 @@ print(subprocess.run(["python3", "-c", child], capture_output=True, text=True).s
 
 
 def test_an_image_without_ipykernel(
-    backend: Backend,  # noqa: F811
+    backend: Backend,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
