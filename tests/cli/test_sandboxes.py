@@ -67,7 +67,7 @@ def test_doctor_knows_its_patients(cli: Cli) -> None:
     """An unknown backend is an error that lists the known ones."""
     ran = cli("doctor", "nowhere")
     assert ran.returncode == 1
-    assert "no sandbox backend 'nowhere'; installed are: boxlite, local" in ran.stderr
+    assert "no sandbox backend 'nowhere'; installed are: boxlite, islo, local" in ran.stderr
 
 
 # --- ps ------------------------------------------------------------------------------------------
