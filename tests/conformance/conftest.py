@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for name in names
             if row(name).key and os.environ.get(row(name).key)
         ]
-        metafunc.parametrize("backend", [*names, *live], indirect=True, scope="session")
+        metafunc.parametrize("backend", [*names, *live], indirect=True, scope="package")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -127,7 +127,7 @@ class Backend:
         }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def own_folders() -> Iterator[None]:
     """Keep sandbox-kernel's own files of this run apart from the user's."""
     folder = tempfile.mkdtemp(prefix="sk-")
@@ -167,7 +167,7 @@ def on_a_budget(client: SandboxClient) -> None:
     client.create = counted  # type: ignore[method-assign]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backend]:
     """Each backend in turn. When all tests are done, none of their sandboxes may be left."""
     live = request.param.startswith(LIVE)
@@ -196,7 +196,7 @@ def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backe
         assert not left, f"The tests left sandboxes behind: {sorted(left)}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sandbox(backend: Backend) -> Iterator[SandboxHandle]:
     """One sandbox for all tests that leave it as they found it."""
     handle = finish(backend.client.create(backend.spec(env={"FROM_SPEC": "for all commands"})))

@@ -70,7 +70,7 @@ def test_a_sandbox_that_died_while_waiting_is_not_handed_out(start_kernel: Kerne
 
 def test_a_pool_that_nobody_uses_is_emptied(start_kernel: KernelStarter) -> None:
     """After the idle time only the kernels' own sandboxes are left."""
-    live = start_kernel(pool_size=2, pool_idle_seconds=3)
+    live = start_kernel(pool_size=2, pool_idle_seconds=10)
     wait_until(lambda: waiting() == 2, "a full pool")
     wait_until(lambda: recorded() == [live.sandbox], "an empty pool")
 

@@ -16,7 +16,7 @@ from ..emulators.running import Running, started
 __all__ = ["pytest_pyfunc_call"]  # tests that are coroutines run on the background loop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service() -> Iterator[Running]:
     with started("superserve") as running:
         yield running
