@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MARKED = "SANDBOX_KERNEL_COMMAND"
 """Set for every command, so that all that a sandbox runs for us can be found."""
+GUEST = b"/tmp/.sandbox-kernel/guest.pyz"
+"""The guest program, which the agent's command line names (``sandboxes.base.GUEST_PATH``)."""
 MAX_REQUEST = 16 * 2**20
 LOG_LIMIT = 4 * 2**20
 PR_SET_PDEATHSIG = 1
@@ -235,17 +237,24 @@ def send_signal(pid: int, start: str, number: int) -> int:
 
 def ours() -> "List[int]":
     """All processes that were started for the host, or by what was, but for this one."""
-    found = []
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in numbers if pid != os.getpid() and is_ours(pid)]
+
+
+def is_ours(pid: int) -> bool:
     wanted = (MARKED + "=").encode()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                with open("/proc/%s/environ" % name, "rb") as file:
-                    if any(item.startswith(wanted) for item in file.read().split(b"\0")):
-                        found.append(int(name))
-            except OSError:
-                continue
-    return found
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return any(item.startswith(wanted) for item in file.read().split(b"\0"))
+    except PermissionError:
+        pass  # the agent hides its memory, but not its command line
+    except OSError:
+        return False
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return GUEST in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def resize(pid: int, start: str, rows: int, columns: int) -> int:

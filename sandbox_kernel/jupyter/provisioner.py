@@ -14,7 +14,9 @@ import contextlib
 import os
 import secrets
 import signal
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -97,7 +99,6 @@ class SandboxProvisioner(KernelProvisionerBase):
         check_keys(kwargs, f"The kernelspec of kernel {base.get('kernel_id', '')}")
         super().__init__(**base)
         self._kernel: SandboxedKernel | None = None
-        self._paused: dict[str, Any] = {}
         self.saved_workspace: workspaces.KernelWorkspace | None = None
         """Where the kernel's files are saved, once it has been launched; None: nowhere."""
         self._has_process = False
@@ -141,8 +142,6 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel.pid if self._kernel else None
 
     async def poll(self) -> int | None:
-        if self._paused:
-            return None
         if self._kernel is None or not self._has_process:
             return 0
         return self._kernel.exit_code
@@ -155,12 +154,10 @@ class SandboxProvisioner(KernelProvisionerBase):
         return code
 
     async def send_signal(self, signum: int) -> None:
-        await self.resume()
         if self._kernel is not None:
             await run(self._kernel.send_signal(signum))
 
     async def kill(self, restart: bool = False) -> None:
-        await self.resume()
         if self._kernel is None:
             return
         if self._kernel.tunnel.paused and not restart:
@@ -181,7 +178,6 @@ class SandboxProvisioner(KernelProvisionerBase):
         await self.send_signal(signal.SIGTERM)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        await self.resume()
         if self._kernel is None:
             return
         self._kernel.expect_exit()
@@ -233,22 +229,37 @@ class SandboxProvisioner(KernelProvisionerBase):
             raise SpecError(
                 "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
             )
-        if self._kernel is not None and self._kernel.tunnel.failure is not None:
-            await self._replace_lost_sandbox(self._guest_command(cmd))
-        new = self._kernel is None
+        cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
+        launch = partial(self._launch, cmd, kwargs.get("env", {}), cwd)
         try:
-            cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
-            await run(self._launch(cmd, kwargs.get("env", {}), cwd, self.configuration()))
-        except BaseException:
-            if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
-                await self.cleanup()
-            raise
+            new = await self._launch_or_replace(cmd, launch)
+        except SandboxGone:
+            if self._kernel is None or self._kernel.tunnel.failure is None:
+                raise
+            # It had ended, which nobody had noticed until now.
+            new = await self._launch_or_replace(cmd, launch)
         if new:
             self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
         self._has_process = True
         for observer in lifecycle.observers:
             await observer.launched(self)
         return self.connection_info
+
+    async def _launch_or_replace(
+        self, cmd: list[str], launch: Callable[[KernelConfiguration], Coroutine[Any, Any, None]]
+    ) -> bool:
+        """Launch the kernel in its sandbox, or in one that takes the place of a lost one. Whether
+        the sandbox is new."""
+        if self._kernel is not None and self._kernel.tunnel.failure is not None:
+            await self._replace_lost_sandbox(self._guest_command(cmd))
+        new = self._kernel is None
+        try:
+            await run(launch(self.configuration()))
+        except BaseException:
+            if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
+                await self.cleanup()
+            raise
+        return new
 
     async def _launch(
         self,
@@ -370,31 +381,22 @@ class SandboxProvisioner(KernelProvisionerBase):
 
     @property
     def paused(self) -> bool:
-        return bool(self._paused)
+        return self._kernel is not None and self._kernel.tunnel.paused
 
     async def pause(self) -> None:
-        """Freeze the sandbox with the kernel in it, until ``resume``. For backends that can."""
-        if self._kernel is None:
-            return
-        info, handle = await self.get_provisioner_info(), self._kernel.handle
-        await self.detach()
-        self._paused, self._has_process = info, True
-        try:
-            await run(handle.pause())
-        except SandboxError:
-            await self.resume()
-            raise
+        """Freeze the sandbox with the kernel in it, until ``resume``, or until a client sends
+        something. For backends that can."""
+        if self._kernel is not None:
+            await run(self._kernel.pause())
 
     async def resume(self) -> None:
         """Let a kernel that was paused go on. No error if it was not."""
-        info, self._paused = self._paused, {}
-        if not info:
-            return
-        try:
-            await self.load_provisioner_info(info)
-        except BaseException:
-            self._paused = info
-            raise
+        if self._kernel is not None:
+            await run(self._resume(self._kernel))
+
+    @staticmethod
+    async def _resume(kernel: SandboxedKernel) -> None:
+        kernel.resume()
 
     def get_stable_start_time(self, recommended: float = 10.0) -> float:
         with contextlib.suppress(SpecError):

@@ -166,8 +166,7 @@ class SandboxServer(ExtensionApp):
         try:
             if pause and provisioner.can_pause:
                 await provisioner.pause()
-            elif not provisioner.paused:
-                await provisioner.detach()
+            await provisioner.detach()
         except SandboxError as error:
             self.log.warning("Kernel %s is left as it is: %s", kernel_id, error)
         self.manager.stop_watching_activity(kernel_id)

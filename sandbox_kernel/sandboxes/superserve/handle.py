@@ -165,6 +165,7 @@ class SuperserveHandle(SandboxHandle):
                 except api.ERRORS as error:
                     raise self._translated(error, "reached") from error
             elif status == "paused":
+                self._refuse_if_ended()  # it may have been stopped meanwhile
                 if not self._lease_ran_out():
                     raise SandboxPaused(
                         f"Sandbox {self.name!r} is paused. `sandbox-kernel resume {self.name}` "
@@ -338,6 +339,9 @@ class SuperserveHandle(SandboxHandle):
     async def pause(self) -> None:
         """Idempotent, also while a pause or a resume is under way."""
         self._refuse_if_ended()
+        await self._freeze()
+
+    async def _freeze(self) -> None:
         self._note(paused="requested")
         deadline = time.monotonic() + _SETTLE_TIMEOUT
         try:
@@ -383,7 +387,11 @@ class SuperserveHandle(SandboxHandle):
             delay = min(_POLL_MOST, 2 * delay)
         self._renewed = time.monotonic()
         changes = {"active_since": time.time()} if was_paused else {}
+        stopped = bool(self._ended)
         self._note(paused=None, ended=None, **changes)
+        if stopped:
+            # What was begun in the last moment was frozen with the rest, and goes on now.
+            await self._end_all(9)
 
     async def _ask_to_resume(self) -> None:
         try:
@@ -404,17 +412,25 @@ class SuperserveHandle(SandboxHandle):
             log = await self._say_goodbye()
         except SandboxPaused:
             log = ""
-        await self.pause()
+        # Noted first: who finds it paused must not take that for a pause.
         self._note(ended="it was stopped", log=log)
+        try:
+            await self._freeze()
+        except BaseException:
+            self._note(ended=None)
+            raise
 
     async def _say_goodbye(self) -> str:
+        await self._end_all(15)
+        return (await self.logs())[-_KEPT_LOG:]
+
+    async def _end_all(self, number: int) -> None:
+        """Signal all commands, until none is left."""
         everything = (0, "-")
         deadline = time.monotonic() + _GOODBYE
-        number = 15
         while await self._tool(supervised.signal_line("python3", everything, number)):
             number = 0 if time.monotonic() < deadline else 9
             await asyncio.sleep(_POLL_FIRST)
-        return (await self.logs())[-_KEPT_LOG:]
 
     async def kill(self) -> None:
         if self._ended and await self._status() == "deleted":
