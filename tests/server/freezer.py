@@ -3,6 +3,7 @@ stopped. For tests of what is done with a pause, not of how good it is."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -18,7 +19,8 @@ def members(init: int) -> list[int]:
     found = [init]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").glob("*"):
-            found += [int(child) for child in (task / "children").read_text().split()]
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
@@ -41,14 +43,17 @@ def freezing(handle: SandboxHandle) -> SandboxHandle:
     async def signalled(signum: int) -> None:
         pid = (await info()).detail["pid"]
         for member in members(pid)[1:]:
-            os.kill(member, signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signum)
 
     async def told() -> SandboxInfo:
         known = await info()
         state = ""
         if known.detail.get("pid"):
             for member in members(known.detail["pid"])[1:2]:
-                state = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()[0]
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    stat = Path(f"/proc/{member}/stat").read_text()
+                    state = stat.rpartition(")")[2].split()[0]
         return replace(known, status="paused") if state == "T" else known
 
     handle.pause = lambda: signalled(signal.SIGSTOP)  # type: ignore[method-assign]
