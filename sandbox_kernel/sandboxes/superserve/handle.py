@@ -348,10 +348,10 @@ class SuperserveHandle(SandboxHandle):
             while (status := await self._status()) != "paused":
                 if status in ("failed", "deleted"):
                     raise SandboxGone(self._why_gone(status))
+                if time.monotonic() > deadline:
+                    raise self._too_long(status, "paused")
                 if status == "active":
                     await self._ask_to_pause()
-                elif time.monotonic() > deadline:
-                    raise SandboxTimeout(f"Sandbox {self.name!r} is {status!r} for too long.")
                 else:
                     await asyncio.sleep(_POLL_FIRST)
         except BaseException:
@@ -362,9 +362,15 @@ class SuperserveHandle(SandboxHandle):
         try:
             await self._remote.pause(wait=True, timeout=_SETTLE_TIMEOUT)
         except sdk.ConflictError:
-            pass  # its state has changed since; the caller looks again
+            await asyncio.sleep(_POLL_FIRST)  # its state has changed since; the caller looks again
         except api.ERRORS as error:
             raise self._translated(error, "paused") from error
+
+    def _too_long(self, status: str, wanted: str) -> SandboxTimeout:
+        return SandboxTimeout(
+            f"Sandbox {self.name!r} could not be {wanted}: Superserve has said {status!r} for "
+            f"{_SETTLE_TIMEOUT:g} s. Try again later."
+        )
 
     async def resume(self) -> None:
         """Polls until the sandbox is active. One that was stopped has no process any more."""
@@ -375,14 +381,14 @@ class SuperserveHandle(SandboxHandle):
         delay = _POLL_FIRST
         was_paused = False
         while (status := await self._status()) != "active":
+            if time.monotonic() > deadline:
+                raise self._too_long(status, "resumed")
             if status == "paused":
                 was_paused = True
                 await self._ask_to_resume()
                 continue
             if status not in _MOVING:
                 raise SandboxGone(self._why_gone(status))
-            if time.monotonic() > deadline:
-                raise SandboxTimeout(f"Sandbox {self.name!r} is {status!r} for too long.")
             await asyncio.sleep(delay)
             delay = min(_POLL_MOST, 2 * delay)
         self._renewed = time.monotonic()
@@ -408,10 +414,14 @@ class SuperserveHandle(SandboxHandle):
         """Asks the commands to end, then pauses what is left: the files are kept."""
         if self._ended or await self._status() in ("failed", "deleted"):
             return
+        log = ""
         try:
             log = await self._say_goodbye()
         except SandboxPaused:
-            log = ""
+            pass
+        except SandboxError as error:
+            # Frozen they are harmless; `resume` ends them, or refuses.
+            self._client.log.warning("%s", error)
         # Noted first: who finds it paused must not take that for a pause.
         self._note(ended="it was stopped", log=log)
         try:
@@ -425,11 +435,18 @@ class SuperserveHandle(SandboxHandle):
         return (await self.logs())[-_KEPT_LOG:]
 
     async def _end_all(self, number: int) -> None:
-        """Signal all commands, until none is left."""
+        """Signal all commands, until none is left; after a while, kill them. SandboxError if they
+        become no fewer: code in there may start new ones faster than they can be killed."""
         everything = (0, "-")
-        deadline = time.monotonic() + _GOODBYE
+        started = time.monotonic()
         while await self._tool(supervised.signal_line("python3", everything, number)):
-            number = 0 if time.monotonic() < deadline else 9
+            waited = time.monotonic() - started
+            if waited > 2 * _GOODBYE:
+                raise SandboxError(
+                    f"The commands in sandbox {self.name!r} do not end. Remove it with "
+                    f"`sandbox-kernel rm {self.name}`."
+                )
+            number = 0 if waited < _GOODBYE else 9
             await asyncio.sleep(_POLL_FIRST)
 
     async def kill(self) -> None:
