@@ -397,7 +397,11 @@ class SuperserveHandle(SandboxHandle):
         self._note(paused=None, ended=None, **changes)
         if stopped:
             # What was begun in the last moment was frozen with the rest, and goes on now.
-            await self._end_all(9)
+            try:
+                await self._end_all(9)
+            except BaseException:
+                self._note(ended="it was stopped")
+                raise
 
     async def _ask_to_resume(self) -> None:
         try:
