@@ -12,7 +12,7 @@ import logging
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,9 @@ class SandboxedKernel:
         self._companions: list[asyncio.Task[None]] = []
         self.pause_on_exit = False
         """``leave`` pauses the sandbox instead of deleting it."""
+        self.before_pause: Callable[[], Awaitable[object]] | None = None
+        """What ``pause`` does first, while the sandbox still runs: its files are saved. It tells
+        its failures itself."""
 
     @property
     def taken_over(self) -> bool:
@@ -250,15 +253,22 @@ class SandboxedKernel:
             raise
         self._oom_kills = (await self.handle.info()).oom_kills
 
-    async def pause(self) -> None:
+    async def pause(self) -> bool:
         """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
-        ``resume``. For backends with the capability ``pause``."""
+        ``resume``. False, and nothing is frozen, if a client has sent something while the files
+        were saved. For backends with the capability ``pause``."""
+        if self.before_pause is not None:
+            last_input = self.tunnel.last_input
+            await self.before_pause()
+            if self.tunnel.last_input != last_input:
+                return False
         self.tunnel.sleep()
         try:
             await self.handle.pause()
         except BaseException:
             self.tunnel.want()
             raise
+        return True
 
     def resume(self) -> None:
         """Let a paused sandbox go on; what waits for it goes on, too, in a moment."""

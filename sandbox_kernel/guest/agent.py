@@ -45,7 +45,7 @@ _ALIVE_INTERVAL = 5.0
 _HELLO_TIMEOUT = 30.0
 _MAX_GREETERS = 16
 _ACCEPT_PAUSE = 1.0
-_PAUSE, _QUIET = 0.02, 0.1
+_PAUSE, _QUIET = 0.004, 0.1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -60,10 +60,8 @@ class Agent:
         self._session_id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
-        self._pumps: Set[Pump] = set()  # of the kernel's channels
+        self._pumps: Dict[Pump, str] = {}  # of the kernel's channels
         self._bulk: Set[Pump] = set()  # of workspace streams
-        self._kernel_moved = 0
-        self._kernel_busy_at = -_QUIET
         self._waiting: List[_KernelStream] = []
         self._controls: Set[ControlServer] = set()
         self._greeters: List[_Greeter] = []
@@ -290,10 +288,10 @@ class Agent:
     def _polite(self) -> float:
         """How long files wait for the kernel's messages before they go on: while cells run, a
         transfer takes a small part of the machine, and else all of it."""
-        moved, now = sum(pump.moved for pump in self._pumps), self.loop.time()
-        if moved != self._kernel_moved:
-            self._kernel_moved, self._kernel_busy_at = moved, now
-        return _PAUSE if now - self._kernel_busy_at < _QUIET else 0.0
+        # Heartbeats go on by themselves.
+        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
+        busy_at = max(moved, default=0.0)
+        return _PAUSE if self.loop.time() - busy_at < _QUIET else 0.0
 
     def _connect_waiting(self) -> None:
         """Connect the streams that wait for the kernel's sockets, again and again while it
@@ -311,8 +309,8 @@ class Agent:
                 continue
             if sock is not None:
                 self._waiting.remove(waiting)
-                pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.discard)
-                self._pumps.add(pump)
+                pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.pop)
+                self._pumps[pump] = waiting.channel
                 waiting.hand_over(pump)
         if self._waiting and self.kernel.running and self._connect_timer is None:
             # The longer it takes, the more rarely: a kernel that is stopped may be so for long.

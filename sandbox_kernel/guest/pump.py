@@ -30,8 +30,8 @@ class Pump:
         on_input: "Callable[[], object] | None" = None,
         polite: "Callable[[], float] | None" = None,
     ) -> None:
-        self.moved = 0
-        """Bytes, in both directions."""
+        self.moved_at = 0.0
+        """When bytes came through last, in either direction, by the loop's clock."""
         self._loop = loop
         self._peer = peer
         self._stream = stream
@@ -74,7 +74,7 @@ class Pump:
         self._read_size = min(max(2 * len(data), _MIN_READ), _MAX_READ)
         if self._on_input is not None:
             self._on_input()
-        self.moved += len(data)
+        self.moved_at = self._loop.time()
         self._stream.write(data)
         self._peer.flush_soon()
         if self._stream.full:
@@ -98,7 +98,7 @@ class Pump:
     # --- from the stream to the socket
 
     def on_data(self, payload: Buffer) -> None:
-        self.moved += len(payload)
+        self.moved_at = self._loop.time()
         if self._closed:
             self._stream.consumed(len(payload))
         elif self._out:

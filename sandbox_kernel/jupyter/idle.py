@@ -104,8 +104,8 @@ async def pause_when_idle(
 
 async def _pause(kernel: SandboxedKernel) -> None:
     try:
-        await kernel.pause()
-        kernel.log.info("Sandbox %s is paused: its kernel is idle.", kernel.handle.name)
+        if await kernel.pause():
+            kernel.log.info("Sandbox %s is paused: its kernel is idle.", kernel.handle.name)
     except SandboxError as error:
         kernel.log.warning("%s", error)
         await asyncio.sleep(_RETRY)

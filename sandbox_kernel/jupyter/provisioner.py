@@ -101,6 +101,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._kernel: SandboxedKernel | None = None
         self.saved_workspace: workspaces.KernelWorkspace | None = None
         """Where the kernel's files are saved, once it has been launched; None: nowhere."""
+        self._saved = False
+        """The files were saved before the sandbox was paused, and so they are as they were."""
         self._has_process = False
         self._folder: str | None = None
 
@@ -277,6 +279,7 @@ class SandboxProvisioner(KernelProvisionerBase):
                 await workspaces.bring_in(self._kernel, workspace, self.log)
             # Not before: what could not be brought in must not be saved as the latest.
             self.saved_workspace = workspace
+            self._kernel.before_pause = self._save_before_pause
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
         for observer in lifecycle.observers:
@@ -343,8 +346,9 @@ class SandboxProvisioner(KernelProvisionerBase):
         kernel, self._kernel = self._kernel, None
         workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
-            if workspace is not None and not kernel.taken_over:
-                await workspaces.save_at_shutdown(kernel, workspace, self._kernel_name, self.log)
+            saved = kernel.taken_over or (self._saved and kernel.tunnel.paused)
+            if workspace is not None and not saved:
+                await workspaces.save_or_tell(kernel, workspace, self._kernel_name, self.log)
             await run(hosting.remove_kernel(kernel))
             for observer in lifecycle.observers:
                 await observer.ended(self)
@@ -375,6 +379,18 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._kernel, self.saved_workspace, self._kernel_name, self.log
         )
 
+    async def save_or_tell(self) -> bool:
+        """Save the kernel's files if it has a workspace; a failure is told in the log. Whether
+        they are saved. On any loop."""
+        if self._kernel is None or self.saved_workspace is None:
+            return False
+        return await workspaces.save_or_tell(
+            self._kernel, self.saved_workspace, self._kernel_name, self.log
+        )
+
+    async def _save_before_pause(self) -> None:
+        self._saved = await self.save_or_tell()
+
     @property
     def can_pause(self) -> bool:
         return self._kernel is not None and self._kernel.client.capabilities.pause
@@ -383,11 +399,11 @@ class SandboxProvisioner(KernelProvisionerBase):
     def paused(self) -> bool:
         return self._kernel is not None and self._kernel.tunnel.paused
 
-    async def pause(self) -> None:
+    async def pause(self) -> bool:
         """Freeze the sandbox with the kernel in it, until ``resume``, or until a client sends
-        something. For backends that can."""
-        if self._kernel is not None:
-            await run(self._kernel.pause())
+        something; its files are saved first. False if a client sent something meanwhile: then it
+        goes on. For backends that can."""
+        return self._kernel is not None and await run(self._kernel.pause())
 
     async def resume(self) -> None:
         """Let a kernel that was paused go on. No error if it was not."""
@@ -432,6 +448,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
         self.saved_workspace = workspaces.from_dict(provisioner_info.get("saved_workspace"))
+        self._kernel.before_pause = self._save_before_pause
         self._has_process = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:

@@ -7,13 +7,14 @@ runs a notebook whose path is known (``JPY_SESSION_NAME``, which Jupyter Server 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel.errors import SandboxError, WorkspaceError
+from sandbox_kernel.errors import SandboxError, StoreError, WorkspaceError
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.tunnel.background import run
@@ -21,7 +22,7 @@ from sandbox_kernel.tunnel.background import run
 if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
     from sandbox_kernel.workspace import SaveReport, Store
 
-SHUTDOWN_TIMEOUT = 120.0
+LAST_SAVE_TIMEOUT = 120.0
 NOTEBOOK = ".ipynb"
 
 
@@ -130,13 +131,21 @@ def _latest(store: Store, name: str) -> bool:
 async def save(
     kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
 ) -> SaveReport:
-    """Save the files of a kernel now. On any loop."""
+    """Save the files of a kernel now. A failure is noted in the workspace's history, too. On any
+    loop."""
     from sandbox_kernel.workspace import export, persist
 
     store = await asyncio.to_thread(open_store)
-    report = await persist(
-        kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name
-    )
+    try:
+        report = await persist(
+            kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name
+        )
+    except SandboxError as error:
+        with contextlib.suppress(StoreError):  # then it is the store that has failed
+            await asyncio.to_thread(
+                store.note_failure, workspace.name, kernel.handle.backend, kernel.handle.name, error
+            )
+        raise
     log.info("%s", report)
     if workspace.mirror and workspace.folder:
         written = await asyncio.to_thread(
@@ -151,19 +160,22 @@ async def save(
     return report
 
 
-async def save_at_shutdown(
+async def save_or_tell(
     kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
-) -> None:
-    """The last save, before the sandbox is removed. Its failure is told, and ends nothing."""
+) -> bool:
+    """The last save, before the sandbox is paused, left or removed. Its failure is told, and ends
+    nothing. Whether the files are saved. On any loop."""
     if kernel.tunnel.failure is not None:
         log.warning(
             "Workspace %s was not saved: its sandbox cannot be reached (%s)",
             *(workspace.name, kernel.tunnel.failure),
         )
-        return
+        return False
     try:
-        await asyncio.wait_for(run(save(kernel, workspace, kernel_name, log)), SHUTDOWN_TIMEOUT)
+        await asyncio.wait_for(run(save(kernel, workspace, kernel_name, log)), LAST_SAVE_TIMEOUT)
+        return True
     except asyncio.TimeoutError:
-        log.error("Workspace %s was not saved within %g s", workspace.name, SHUTDOWN_TIMEOUT)
+        log.error("Workspace %s was not saved within %g s", workspace.name, LAST_SAVE_TIMEOUT)
     except (SandboxError, OSError) as error:
         log.error("Workspace %s was not saved: %s", workspace.name, error)
+    return False

@@ -38,6 +38,9 @@ class Blobs(Protocol):
     def files(self, folder: str) -> dict[str, int]:
         """Names in a folder with their sizes; empty if it is not there."""
 
+    def names(self, folder: str) -> list[str]:
+        """Names of files in a folder; none if it is not there."""
+
     def folders(self, folder: str) -> list[str]: ...
     def delete(self, path: str) -> None:
         """No error if it is gone."""
@@ -103,6 +106,9 @@ class LocalBlobs:
                 if entry.is_file(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
+
+    def names(self, folder: str) -> list[str]:
+        return [e.name for e in self._entries(folder) if e.is_file(follow_symlinks=False)]
 
     def folders(self, folder: str) -> list[str]:
         return sorted(e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False))
@@ -232,6 +238,9 @@ class FsspecBlobs:
             for found in self._listed(folder)
             if found["type"] == "file"
         }
+
+    def names(self, folder: str) -> list[str]:
+        return list(self.files(folder))
 
     def folders(self, folder: str) -> list[str]:
         return sorted(

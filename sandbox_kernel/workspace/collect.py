@@ -76,7 +76,7 @@ def collect(
         store.remove(name)
     report.workspaces = expired
     store.packs.refresh()
-    sizes = store.packs.names()
+    sizes = store.packs.sizes()
     marks = _marks(store)
     seen = _all_saves(store)
     live = reachable(store)
@@ -130,7 +130,7 @@ def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_sm
 
 def _marks(store: Store) -> dict[str, float]:
     found = {}
-    for file in store.blobs.files("unused"):
+    for file in store.blobs.names("unused"):
         name = file.removesuffix(".json")
         try:
             found[name] = float(json.loads(store.blobs.get(f"unused/{file}"))["since"])

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
 from sandbox_kernel.guest.workspace.helper import IGNORE_FILE, MAX_IGNORE
+from sandbox_kernel.guest.workspace.known import Folder
 from sandbox_kernel.guest.workspace.layout import pack
-from sandbox_kernel.guest.workspace.scan import Folder, Rules, Scan, TooMuch
+from sandbox_kernel.guest.workspace.scan import Rules, Scan, TooMuch
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter

@@ -21,6 +21,7 @@ from sandbox_kernel.guest.workspace.layout import CHUNK, MAX_TREE, digest, unpac
 from sandbox_kernel.workspace.blobs import Blobs
 
 FOLDER = "packs"
+_SUFFIX = ".pack"
 MAGIC = b"SKPACK1\n"
 RECORD = struct.Struct(">32sQIIBB")
 """hash, offset, stored length, plain length, codec (0 plain, 1 zlib), kind (0 chunk, 1 tree)"""
@@ -66,20 +67,25 @@ class Packs:
         """Where an object is, as far as the packs that were looked into tell."""
         return self._index.get(hash_)
 
-    def names(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         """Names of all packs in the store, with their sizes."""
-        suffix = ".pack"
         return {
-            name.removesuffix(suffix): size
+            name.removesuffix(_SUFFIX): size
             for name, size in self._blobs.files(FOLDER).items()
-            if name.endswith(suffix)
+            if name.endswith(_SUFFIX)
         }
 
-    def refresh(self) -> bool:
-        """Forget packs that have been deleted since; whether there were any."""
-        present = self.names()
+    def names(self) -> set[str]:
+        """Names of all packs in the store."""
+        found = self._blobs.names(FOLDER)
+        return {name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)}
+
+    def refresh(self, present: set[str] | None = None) -> bool:
+        """Forget packs that have been deleted since; whether there were any. ``present`` are the
+        names that there are, if somebody has just looked."""
+        present = self.names() if present is None else present
         with self._lock:
-            gone = self._loaded - present.keys()
+            gone = self._loaded - present
             if gone:
                 self._loaded -= gone
                 self._index = {h: at for h, at in self._index.items() if at.pack not in gone}
@@ -277,7 +283,7 @@ def new_pack_name(now: Callable[[], float] = time.time) -> str:
 
 
 def pack_path(name: str) -> str:
-    return f"{FOLDER}/{name}.pack"
+    return f"{FOLDER}/{name}{_SUFFIX}"
 
 
 Window = tuple[str, int, int, list[tuple[bytes, Location]]]

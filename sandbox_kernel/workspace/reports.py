@@ -62,6 +62,18 @@ class SaveInfo:
 
 
 @dataclass(frozen=True)
+class FailedSave:
+    """A save that could not be made."""
+
+    id: str
+    """As it would have been: it sorts among the ids of saves."""
+    created: float
+    backend: str
+    sandbox: str
+    message: str
+
+
+@dataclass(frozen=True)
 class SaveReport:
     """What ``persist`` and ``import_folder`` did."""
 

@@ -3,6 +3,7 @@
     format.json                             version and identity of the store
     packs/<pack>.pack                       objects: chunks of files, and trees
     workspaces/<name>/saves/<id>.json       one file a save; the newest is the workspace's state
+    workspaces/<name>/failures/<id>.json    a save that could not be made, and why
     workspaces/<name>/baselines/<x>.json    what a host folder had at its last import or export
     workspaces/<name>/retired.json          since when the workspace has no notebook any more
     unused/<pack>.json                      since when nothing has needed a pack
@@ -36,14 +37,16 @@ from sandbox_kernel.paths import data_dir
 from sandbox_kernel.workspace.blobs import Blobs, FsspecBlobs, LocalBlobs, open_blobs
 from sandbox_kernel.workspace.names import check_workspace_name
 from sandbox_kernel.workspace.packs import Packs, PackWriter
-from sandbox_kernel.workspace.reports import Change, SaveInfo
+from sandbox_kernel.workspace.reports import Change, FailedSave, SaveInfo
 from sandbox_kernel.workspace.trees import Entry, Totals, entries_of, totals_of, walk
 
 FORMAT = "sandbox-kernel workspace store"
 VERSION = 1
 MOST_HINTS = 1000
+MOST_FAILURES = 20
 _ID = re.compile(r"[0-9]{8}t[0-9]{6}-[0-9]{9}-[0-9a-f]{6}")
 _FIELDS = {f.name for f in fields(SaveInfo)}
+_FAILED_FIELDS = {f.name for f in fields(FailedSave)}
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Store:
 
     def ids(self, name: str) -> list[str]:
         """Ids of all saves of a workspace, oldest first."""
-        found = self.blobs.files(f"workspaces/{check_workspace_name(name)}/saves")
+        found = self.blobs.names(f"workspaces/{check_workspace_name(name)}/saves")
         ids = (file.removesuffix(".json") for file in found if file.endswith(".json"))
         return sorted(id_ for id_ in ids if _ID.fullmatch(id_))
 
@@ -166,7 +169,7 @@ class Store:
         made = replace(made, packs=list(dict.fromkeys(made.packs))[-MOST_HINTS:])
         values = asdict(made)
         self._put(_save_path(name, id_), {**values, "sha256": _checksum(values)})
-        if set(made.packs) - self.packs.names().keys():
+        if set(made.packs) - self.packs.names():
             self.blobs.delete(_save_path(name, id_))
             raise StoreError(
                 f"The store {self.url} was cleaned up while {name!r} was being saved, with a grace "
@@ -174,6 +177,33 @@ class Store:
             )
         self.revive(name)
         return made
+
+    def note_failure(self, name: str, backend: str, sandbox: str, error: Exception) -> None:
+        """A save of this workspace has failed: keep that with its history. Of many, the last."""
+        ids = self.ids(name)
+        id_ = _new_id(ids[-1] if ids else "")
+        failed = FailedSave(id_, time.time(), backend, sandbox, str(error))
+        self._put(_failure_path(name, id_), asdict(failed))
+        for old in self._failure_ids(name)[:-MOST_FAILURES]:
+            self.blobs.delete(_failure_path(name, old))
+
+    def failures(self, name: str) -> Sequence[FailedSave]:
+        """Saves that could not be made, oldest first, as far as they are remembered."""
+        found = []
+        for id_ in self._failure_ids(name):
+            try:
+                values = self._json(_failure_path(name, id_))
+                known = {key: value for key, value in values.items() if key in _FAILED_FIELDS}
+                found.append(FailedSave(**known))
+            except FileNotFoundError:
+                continue  # another process has just forgotten it
+            except TypeError as error:
+                raise StoreDamaged(f"{_failure_path(name, id_)} is damaged: {error}.") from error
+        return found
+
+    def _failure_ids(self, name: str) -> list[str]:
+        found = self.blobs.names(f"workspaces/{check_workspace_name(name)}/failures")
+        return sorted(file.removesuffix(".json") for file in found if file.endswith(".json"))
 
     def diff(self, before: SaveInfo | None, after: SaveInfo) -> Sequence[Change]:
         """What changed from one save to another (None: from nothing), by path."""
@@ -211,7 +241,7 @@ class Store:
             self.remove(new)
         for id_ in ids:
             self._copy_save(self.load(name, id_), new, notebook)
-        for file in self.blobs.files(f"workspaces/{name}/baselines"):
+        for file in self.blobs.names(f"workspaces/{name}/baselines"):
             data = self.blobs.get(f"workspaces/{name}/baselines/{file}")
             self.blobs.put(f"workspaces/{new}/baselines/{file}", data)
         self.revive(new)
@@ -265,8 +295,10 @@ class Store:
         for id_ in ids:
             self.blobs.delete(_save_path(name, id_))
         if not at:
-            for file in self.blobs.files(f"workspaces/{name}/baselines"):
+            for file in self.blobs.names(f"workspaces/{name}/baselines"):
                 self.blobs.delete(f"workspaces/{name}/baselines/{file}")
+            for failed in self._failure_ids(name):
+                self.blobs.delete(_failure_path(name, failed))
             self.blobs.delete(f"workspaces/{name}/retired.json")
         with self._lock:
             self._catalogs.pop(name, None)
@@ -317,13 +349,13 @@ class Store:
     def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
         """Before a save is made: the newest save, and which packs of it are still there. What
         other processes have deleted is forgotten."""
-        if self.packs.refresh():
+        present = self.packs.names()
+        if self.packs.refresh(present):
             with self._lock:
                 self._catalogs.clear()
         base = self.latest(name)
         if base is None:
             return None, ()
-        present = self.packs.names()
         hints = [pack for pack in base.packs if pack in present]
         self.packs.load(hints)
         return base, hints
@@ -350,7 +382,7 @@ class Store:
         """Every tree that must be kept for a workspace."""
         for save in self.saves(name):
             yield bytes.fromhex(save.root)
-        for file in self.blobs.files(f"workspaces/{name}/baselines"):
+        for file in self.blobs.names(f"workspaces/{name}/baselines"):
             yield bytes.fromhex(self._json(f"workspaces/{name}/baselines/{file}")["root"])
 
     # --- small files
@@ -415,6 +447,10 @@ def _format_id(now: int) -> str:
 
 def _save_path(name: str, id_: str) -> str:
     return f"workspaces/{check_workspace_name(name)}/saves/{id_}.json"
+
+
+def _failure_path(name: str, id_: str) -> str:
+    return f"workspaces/{check_workspace_name(name)}/failures/{id_}.json"
 
 
 def _baseline_path(name: str, folder: str) -> str:

@@ -15,7 +15,7 @@ from sandbox_kernel.cli.text import age, print_json, table
 from sandbox_kernel.text import printable
 
 if TYPE_CHECKING:  # importing it takes time that other commands need not spend
-    from sandbox_kernel.workspace.reports import Limits, SaveInfo
+    from sandbox_kernel.workspace.reports import FailedSave, Limits, SaveInfo
     from sandbox_kernel.workspace.store import Store
     from sandbox_kernel.workspace.trees import Entry
 
@@ -131,7 +131,7 @@ def _add_log(commands: Commands) -> None:
         commands,
         "log",
         _log,
-        "list the saves of a workspace, newest first",
+        "list the saves of a workspace, newest first, and those that failed",
         examples=("workspace log demo", "workspace log demo --json"),
     )
     _add_name(parser)
@@ -139,26 +139,33 @@ def _add_log(commands: Commands) -> None:
 
 
 def _log(arguments: argparse.Namespace) -> int:
+    from sandbox_kernel.workspace.reports import SaveInfo
+
     store = _store(arguments)
-    store.find(arguments.name)
-    saves = list(reversed(store.saves(arguments.name)))
+    failures = store.failures(arguments.name)
+    if not failures:
+        store.find(arguments.name)
+    history: list[SaveInfo | FailedSave] = [*store.saves(arguments.name), *failures]
+    history.sort(key=lambda one: one.id, reverse=True)
     if arguments.json:
-        print_json([_public(save) for save in saves])
-        return 0
-    rows = [("SAVE", "AGE", "KIND", "FILES", "SIZE", "BACKEND", "SANDBOX", "PROBLEMS")]
-    rows += [
-        (
-            save.id,
-            age(time.time() - save.created),
-            save.kind,
-            str(save.files),
-            _size(save.bytes),
-            save.backend or "-",
-            save.sandbox or "-",
-            str(len(save.problems)) if save.problems else "-",
+        print_json(
+            [
+                _public(one) if isinstance(one, SaveInfo) else {"kind": "failed", **asdict(one)}
+                for one in history
+            ]
         )
-        for save in saves
+        return 0
+    rows: list[tuple[str, ...]] = [
+        ("SAVE", "AGE", "KIND", "FILES", "SIZE", "BACKEND", "SANDBOX", "PROBLEMS")
     ]
+    for one in history:
+        start, end = (one.id, age(time.time() - one.created)), (one.backend, one.sandbox)
+        if isinstance(one, SaveInfo):
+            files, size = str(one.files), _size(one.bytes)
+            problems = str(len(one.problems)) if one.problems else "-"
+            rows.append((*start, one.kind, files, size, *(x or "-" for x in end), problems))
+        else:
+            rows.append((*start, "failed", "-", "-", *(x or "-" for x in end), _name(one.message)))
     print(table(rows))
     return 0
 

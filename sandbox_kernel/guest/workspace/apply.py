@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .folders import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
+from .known import Folder, Item, signature_of
 from .layout import (
     CHUNK,
     RESERVED,
@@ -19,7 +20,6 @@ from .layout import (
     name_bytes,
     unpack,
 )
-from .scan import Folder, Item, signature_of
 
 STAGING = (RESERVED + "hydrate").encode()
 FILL_HEADER = struct.Struct(">BI")

@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from .apply import Apply
 from .folders import READ, pread_exactly
+from .known import Folder
 from .messages import (
     DONE,
     FAILED,
@@ -28,7 +29,7 @@ from .messages import (
     Messages,
 )
 from .offer import Offers
-from .scan import Folder, Rules, Scan, TooMuch
+from .scan import Rules, Scan, TooMuch
 
 IGNORE_FILE = ".sandboxignore"
 MAX_IGNORE = 64 * 1024
@@ -140,7 +141,7 @@ class Workspace:
         *parents, name = path.split("/")
         folder = self._cache.find(parents)
         if folder is not None and name in folder.items:
-            folder.items[name].signature = None
+            folder.items[name].signature = folder.fingerprint = None
 
     def _rules_for(self, messages: Messages, request: Dict[str, Any]) -> Rules:
         text = _read_ignore(self._root)

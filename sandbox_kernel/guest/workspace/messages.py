@@ -1,6 +1,7 @@
 """Messages over a socket: a length, a kind, a payload. Both ends block."""
 
 import json
+import select
 import socket
 import struct
 from typing import Any, List, Tuple
@@ -35,6 +36,8 @@ class Messages:
         self.received = self.sent = 0
         self._buffer = bytearray(_BUFFER)
         self._start = self._end = 0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, kind: int, *parts: "bytes | memoryview") -> None:
         size = sum(len(part) for part in parts)
@@ -59,6 +62,10 @@ class Messages:
         if size > MAX_MESSAGE:
             raise ValueError("a message of %d bytes" % size)
         return kind, self._take(size)
+
+    def waiting(self) -> bool:
+        """Whether a message has begun to arrive, so that ``receive`` will not wait for long."""
+        return self._end > self._start or bool(self._poll.poll(0))
 
     def _take(self, size: int) -> "bytes | bytearray":
         have = self._end - self._start

@@ -16,6 +16,8 @@ GONE = 255
 """The codec of a wanted object that is not there any more."""
 OFFER_SIZE = 33
 _BATCH_BYTES, _BATCH_COUNT = 2 * 2**20, 1024
+_EARLY_BYTES = 2**18
+"""An offer of so much goes out at once if no other is: a small save is sent while the scan runs."""
 _WINDOW_BYTES, _WINDOW_COUNT = 16 * 2**20, 32
 _NOTE_INTERVAL = 0.25
 
@@ -59,6 +61,8 @@ class Offers:
             self._add(_Offered(KIND_TREE, hash_, data, "", 0))
 
     def progress(self, files: int, size: int) -> None:
+        if self._waiting and self._messages.waiting():
+            self._answer()
         now = time.monotonic()
         if now - self._noted > _NOTE_INTERVAL:
             self._noted = now
@@ -74,7 +78,8 @@ class Offers:
         self._seen.add(offered.hash)
         self._batch.append(offered)
         self._batch_bytes += len(offered.data or b"")
-        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_COUNT:
+        enough = _BATCH_BYTES if self._waiting else _EARLY_BYTES
+        if self._batch_bytes >= enough or len(self._batch) >= _BATCH_COUNT:
             self._flush()
             while self._waiting_bytes > _WINDOW_BYTES or len(self._waiting) > _WINDOW_COUNT:
                 self._answer()

@@ -1,17 +1,20 @@
 """A folder as a tree. What is known from the last scan is not read again.
 
 A file counts as unchanged if inode, size, mode, mtime and ctime are as they were when it was read,
-and it had not been changed just before: a change within the clock's granularity would not show. A
-scan of a folder in which nothing has changed costs one stat a file, and no hash.
+and it had not been changed just before: a change within the clock's granularity would not show. The
+same is true of the names in a folder. So a scan of a folder in which nothing has changed costs one
+stat a file, and no hash.
 """
 
 import os
 import re
 import stat
 import time
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
 
 from .folders import FOLDER, READ, pread_exactly
+from .glance import Glance
+from .known import Folder, Item, signature_of
 from .layout import (
     CHUNK,
     MAX_DEPTH,
@@ -33,8 +36,6 @@ _ATTEMPTS = 3
 _MOST_PROBLEMS = 200
 _OFFENDERS = 10
 
-Signature = Tuple[int, int, int, int, int]
-
 
 class Sink(Protocol):
     """Takes what a scan finds, children before parents."""
@@ -53,55 +54,6 @@ class TooMuch(Exception):
         self.offenders = offenders
 
 
-class Item:
-    """What is known about a file, symlink or hard link."""
-
-    __slots__ = ("chunks", "data", "encoded", "link", "multiple", "signature")
-
-    def __init__(self, signature: Optional[Signature], entry: Sequence[Any], data: int) -> None:
-        self.signature = signature
-        self.encoded = encode_entry(entry)
-        self.chunks: Sequence[Any] = entry[5] if entry[1] == "f" else ()
-        self.data = data
-        self.multiple: Optional[Tuple[int, int]] = None
-        self.link: Optional[str] = entry[2] if entry[1] == "h" else None
-
-
-class Folder:
-    """What is known about a folder."""
-
-    __slots__ = (
-        "data",
-        "files",
-        "folders",
-        "hash",
-        "ignored",
-        "items",
-        "objects",
-        "rules",
-        "signature",
-        "subtree",
-    )
-
-    def __init__(self) -> None:
-        self.items: Dict[str, Item] = {}
-        self.folders: Dict[str, Folder] = {}
-        self.ignored: Dict[str, bool] = {}
-        self.rules: object = None
-        self.hash = b""
-        self.objects: Set[bytes] = set()
-        self.signature = (0, 0)
-        self.files = self.subtree = self.data = 0
-
-    def find(self, parts: Sequence[str]) -> "Optional[Folder]":
-        folder: Optional[Folder] = self
-        for part in parts:
-            if folder is None:
-                return None
-            folder = folder.folders.get(part)
-        return folder
-
-
 class Rules:
     """Ignore rules, compiled by the host: pairs of a regular expression and whether what matches
     is ignored (True) or wanted after all (False). The last that matches decides."""
@@ -114,16 +66,6 @@ class Rules:
             if matches(path):
                 return ignored
         return False
-
-
-def signature_of(status: os.stat_result) -> Signature:
-    return (
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_size,
-        status.st_ino,
-        status.st_mode,
-    )
 
 
 class Scan:
@@ -151,6 +93,7 @@ class Scan:
         self._max_files, self._max_bytes = max_files, max_bytes
         self._files = self._bytes = 0
         self._links: Dict[Tuple[int, int], str] = {}
+        self._glance = Glance()
 
     def run(self, path: str) -> bytes:
         """The hash of the tree. TooMuch if there is more than allowed."""
@@ -158,11 +101,14 @@ class Scan:
         try:
             if not self._cache.hash:
                 self._survey(fd)  # before anything is read
+            elif self._cache.rules is self._rules:
+                self._glance.start(fd, self._cache)
             self._folder(self._cache, fd, "", 0)
         except _Exceeded:
             self._survey(fd)
             raise TooMuch("more files or bytes than allowed", []) from None
         finally:
+            self._glance.close()
             os.close(fd)
         return self._cache.hash
 
@@ -178,73 +124,91 @@ class Scan:
         look_again = folder.rules is not self._rules
         if look_again:
             ignored.clear()
-            folder.rules = self._rules
+            folder.rules, folder.fingerprint = self._rules, None
         changed = not folder.hash
-        names: List[str] = []
         inner: List[Tuple[str, os.stat_result]] = []
         multiple: List[Tuple[str, os.stat_result]] = []
+        now, here, problems = time.time_ns(), signature_of(os.fstat(fd)), self.problem_count
+        entries: Iterable[Tuple[str, os.stat_result]]
+        same = self._glance.says_unchanged(folder) or folder.is_unchanged(fd)
+        if same:
+            entries, gone = self._folders_in(folder, fd), set()
+        else:
+            entries, gone = self._listed(folder, fd, prefix), set(old)
+        for name, status in entries:
+            item = None if look_again else old.get(name)
+            if (
+                item is not None
+                and item.multiple is None
+                and item.signature == signature_of(status)
+            ):
+                gone.discard(name)
+                continue
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if item is None and self._is_ignored(prefix, name, is_folder):
+                ignored[name] = is_folder
+            elif is_folder:
+                inner.append((name, status))
+            elif status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                multiple.append((name, status))
+            else:
+                made = self._item(fd, prefix, name, status, old.get(name))
+                changed = self._take(old, gone, name, made) or changed
+        for name, status in sorted(multiple):
+            made = self._multiple(fd, prefix, name, status, old.get(name))
+            changed = self._take(old, gone, name, made) or changed
+        for name in gone:
+            changed = True
+            del old[name]
+        if self._full:
+            self._offer_known(old, prefix)
+        changed = self._inner(folder, fd, inner, prefix, depth) or changed
+        if changed or self._full:
+            self._rebuild(folder)
+        settled = max(here[:2]) < now - _JUST_NOW
+        complete = self.problem_count == problems and len(folder.folders) == len(inner)
+        if not same or not complete:
+            folder.settle(here if settled and complete else None)
+        self._count(folder)
+        return changed
+
+    @staticmethod
+    def _take(old: Dict[str, Item], gone: Set[str], name: str, made: Optional[Item]) -> bool:
+        """Note what became of a file; whether that is anything new."""
+        item = old.get(name)
+        if made is None:
+            if item is not None:
+                gone.add(name)
+            return False
+        gone.discard(name)
+        old[name] = made
+        return item is None or made.encoded != item.encoded
+
+    @staticmethod
+    def _folders_in(folder: Folder, fd: int) -> "Iterator[Tuple[str, os.stat_result]]":
+        """The folders in one that has the names that it had."""
+        for name in folder.folders:
+            try:
+                yield name, os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # just now
+
+    def _listed(
+        self, folder: Folder, fd: int, prefix: str
+    ) -> "Iterator[Tuple[str, os.stat_result]]":
+        """All that is in a folder, but for what is ignored."""
+        ignored = folder.ignored
         with os.scandir(fd) as entries:
             for entry in entries:
                 name = entry.name
                 if name in ignored and ignored[name] == entry.is_dir(follow_symlinks=False):
                     continue
                 try:
-                    status = entry.stat(follow_symlinks=False)
+                    yield name, entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     self.problem(prefix + name, error)
-                    continue
-                item = old.get(name)
-                if (
-                    item is not None
-                    and not look_again
-                    and item.signature
-                    == (
-                        status.st_mtime_ns,
-                        status.st_ctime_ns,
-                        status.st_size,
-                        status.st_ino,
-                        status.st_mode,
-                    )
-                ):
-                    if item.multiple is None:
-                        names.append(name)
-                    else:
-                        multiple.append((name, status))
-                    continue
-                is_folder = stat.S_ISDIR(status.st_mode)
-                if (look_again or item is None) and self._is_ignored(prefix, name, is_folder):
-                    ignored[name] = is_folder
-                elif is_folder:
-                    inner.append((name, status))
-                elif status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
-                    multiple.append((name, status))
-                else:
-                    made = self._item(fd, prefix, name, status, item)
-                    if made is not None:
-                        changed = changed or item is None or made.encoded != item.encoded
-                        old[name] = made
-                        names.append(name)
-        for name, status in sorted(multiple):
-            item = old.get(name)
-            made = self._multiple(fd, prefix, name, status, item)
-            if made is not None:
-                changed = changed or item is None or made.encoded != item.encoded
-                old[name] = made
-                names.append(name)
-        if len(names) != len(old):
-            changed = True
-            present = set(names)
-            for name in [name for name in old if name not in present]:
-                del old[name]
-        if self._full:
-            self._offer_known(old, prefix)
-        changed = self._inner(folder, fd, inner, prefix, depth) or changed
-        if changed or self._full:
-            self._rebuild(folder)
-        self._count(len(names) + len(inner), sum(item.data for item in old.values()))
-        return changed
 
     def _inner(
         self,
@@ -258,6 +222,12 @@ class Scan:
         present: Set[str] = set()
         for name, status in sorted(inner):
             path = prefix + name
+            sub = folder.folders.get(name)
+            if sub is not None and self._is_leaf_unchanged(sub):
+                self._count(sub)
+                changed = self._sign(sub, status) or changed
+                present.add(name)
+                continue
             if depth >= MAX_DEPTH or len(path) > MAX_PATH - 256:
                 self.problem(path, "too deep; not saved")
                 continue
@@ -266,7 +236,6 @@ class Scan:
             except OSError as error:
                 self.problem(path, error)
                 continue
-            sub = folder.folders.get(name)
             if sub is None:
                 sub = folder.folders[name] = Folder()
                 changed = True
@@ -276,14 +245,23 @@ class Scan:
                 os.close(sub_fd)
             if self._prune and not sub.items and not sub.folders:
                 continue
-            signature = (stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-            changed = changed or sub.signature != signature
-            sub.signature = signature
+            changed = self._sign(sub, status) or changed
             present.add(name)
         for name in [name for name in folder.folders if name not in present]:
             del folder.folders[name]
             changed = True
         return changed
+
+    def _is_leaf_unchanged(self, folder: Folder) -> bool:
+        """Whether a folder need not even be opened."""
+        return not folder.folders and not self._full and self._glance.says_unchanged(folder)
+
+    @staticmethod
+    def _sign(folder: Folder, status: os.stat_result) -> bool:
+        """Note a folder's mode and time; whether they have changed."""
+        before = folder.signature
+        folder.signature = (stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        return folder.signature != before
 
     def _rebuild(self, folder: Folder) -> None:
         entries = [(name_bytes(name), item.encoded) for name, item in folder.items.items()]
@@ -317,9 +295,9 @@ class Scan:
             return True
         return self._rules.ignored(prefix + name + ("/" if is_folder else ""))
 
-    def _count(self, files: int, size: int) -> None:
-        self._files += files
-        self._bytes += size
+    def _count(self, folder: Folder) -> None:
+        self._files += len(folder.items) + len(folder.folders)
+        self._bytes += folder.own
         if self._files > self._max_files or self._bytes > self._max_bytes:
             raise _Exceeded
         self._sink.progress(self._files, self._bytes)

@@ -144,8 +144,7 @@ class SandboxServer(ExtensionApp):
         if self._saver is not None:
             await self._saver.finish()
         if self.on_shutdown != "delete":
-            for kernel_id in list(self._kept):
-                await self._let_go(kernel_id)
+            await asyncio.gather(*(self._let_go(kernel_id) for kernel_id in list(self._kept)))
         else:
             for kept in self._kept.values():
                 kept.forget()
@@ -166,6 +165,8 @@ class SandboxServer(ExtensionApp):
         try:
             if pause and provisioner.can_pause:
                 await provisioner.pause()
+            if not provisioner.paused:
+                await provisioner.save_or_tell()  # its lease may end before the next server comes
             await provisioner.detach()
         except SandboxError as error:
             self.log.warning("Kernel %s is left as it is: %s", kernel_id, error)

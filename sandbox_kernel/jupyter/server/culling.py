@@ -36,11 +36,12 @@ class PausingCuller:
         provisioner = self._provisioner(kernel_id)
         if kernel_id in self._culling and provisioner is not None and provisioner.can_pause:
             try:
-                await provisioner.pause()
+                paused = await provisioner.pause()
             except SandboxError as error:
                 self._log.warning("Kernel %s could not be paused: %s", kernel_id, error)
             else:
-                self._log.info("Kernel %s is idle, and was paused", kernel_id)
+                if paused:
+                    self._log.info("Kernel %s is idle, and was paused", kernel_id)
                 return None
         return await self._shutdown(kernel_id, *args, **kwargs)
 

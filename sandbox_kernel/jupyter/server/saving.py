@@ -24,6 +24,8 @@ from sandbox_kernel.workspace import Store, name_for_notebook
 CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"
 SAVE_EVENTS = "https://sandbox-kernel.example/events/workspace_save/v1"
 SCHEMA = Path(__file__).with_name("workspace_save.yaml")
+_PATIENCE = 30.0
+"""Seconds that others wait for a save that runs."""
 
 
 class Saver:
@@ -85,13 +87,13 @@ class Saver:
         """Wait for the saves that run, as far as they end."""
         self._again.clear()
         if self._saving:
-            await asyncio.wait(list(self._saving.values()), timeout=30)
+            await asyncio.wait(list(self._saving.values()), timeout=_PATIENCE)
 
     async def _save(self, kernel_id: str) -> None:
         provisioner, _ = self._kernels().get(kernel_id, (None, []))
         workspace = provisioner.saved_workspace if provisioner is not None else None
         if provisioner is None or workspace is None or provisioner.paused:
-            return
+            return  # what is paused was saved before, and has not changed since
         told: dict[str, Any] = {
             "kernel_id": kernel_id,
             "workspace": workspace.name,
@@ -123,11 +125,14 @@ class Saver:
     # --- notebooks that move
 
     async def _moved(self, action: str, source: str, target: str) -> None:
-        running = [self._saving[i] for i, p in self._running(source or target) if i in self._saving]
-        if running:
-            await asyncio.wait(running)  # what is being saved under the old name is there first
-        store = await asyncio.to_thread(open_store)
         subject = source or target
+        running = [self._saving[i] for i, _ in self._running(subject) if i in self._saving]
+        if running:
+            # What is being saved under the old name is there first.
+            _, late = await asyncio.wait(running, timeout=_PATIENCE)
+            if late:
+                self._log.warning("%s moves while a save of its files goes on", subject)
+        store = await asyncio.to_thread(open_store)
         for notebook in await asyncio.to_thread(_notebooks_at, store, subject):
             name = name_for_notebook(notebook)
             if action == "delete":
