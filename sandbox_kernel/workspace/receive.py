@@ -211,7 +211,7 @@ class Receiver:
 
     def _note(self, payload: bytes | bytearray) -> None:
         note = self._json(payload)
-        self._progress(Progress("scan", _count(note.get("files")), _count(note.get("bytes"))))
+        self._progress(Progress("scan", counted(note.get("files")), counted(note.get("bytes"))))
 
     def _ignore(self, text: bytes) -> None:
         try:
@@ -228,7 +228,7 @@ class Receiver:
         try:
             root = bytes.fromhex(result["tree"])
             problems = [printable(str(p)[:500]) for p in list(result["problems"])[:_MOST_PROBLEMS]]
-            more = _count(result["problem_count"]) - len(problems)
+            more = counted(result["problem_count"]) - len(problems)
         except (ValueError, KeyError, TypeError):
             raise self._refused("a result that makes no sense") from None
         if more > 0:
@@ -271,12 +271,9 @@ class Receiver:
 
     def _json(self, payload: bytes | bytearray) -> dict[str, Any]:
         try:
-            value = json.loads(bytes(payload))
-        except (ValueError, RecursionError):
-            raise self._refused("something that is no JSON") from None
-        if not isinstance(value, dict):
-            raise self._refused("something that makes no sense")
-        return value
+            return parse_object(payload)
+        except ValueError as error:
+            raise self._refused(str(error)) from None
 
     def _refused(self, what: str) -> WorkspaceRefused:
         return WorkspaceRefused(
@@ -289,6 +286,22 @@ _ignores: dict[tuple[str, str], bytes] = {}
 """The ignore file that each workspace had last, so that it need not be sent again."""
 
 
+def parse_object(payload: bytes | bytearray) -> dict[str, Any]:
+    """A message of the sandbox that must be a JSON object; ValueError says what it is instead."""
+    try:
+        value = json.loads(bytes(payload))
+    except (ValueError, RecursionError):
+        raise ValueError("something that is no JSON") from None
+    if isinstance(value, dict):
+        return value
+    raise ValueError("something that makes no sense")
+
+
+def counted(value: Any) -> int:
+    """A number that the sandbox says; 0 if it cannot be one."""
+    return value if type(value) is int and 0 <= value < 2**63 else 0
+
+
 def failure(sandbox: str, message: dict[str, Any], limits: Limits) -> WorkspaceError:
     """What the sandbox says about why it could not go on."""
     text = printable(str(message.get("message"))[:1000])
@@ -296,7 +309,7 @@ def failure(sandbox: str, message: dict[str, Any], limits: Limits) -> WorkspaceE
         return WorkspaceError(f"In sandbox {sandbox!r}: {text}")
     offenders = message.get("offenders")
     listed = [
-        f"{printable(str(item[1])[:300])} ({_count(item[0])})"
+        f"{printable(str(item[1])[:300])} ({counted(item[0])})"
         for item in (offenders if isinstance(offenders, list) else [])[:10]
         if isinstance(item, list) and len(item) == 2
     ]
@@ -305,10 +318,6 @@ def failure(sandbox: str, message: dict[str, Any], limits: Limits) -> WorkspaceE
         f"{limits.max_bytes} bytes are allowed. Biggest: {', '.join(listed) or 'unknown'}. Delete "
         f"some, list them in .sandboxignore, or raise the quota."
     )
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < 2**63 else 0
 
 
 def quiet_close(sock: socket.socket) -> None:

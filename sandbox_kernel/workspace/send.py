@@ -7,7 +7,6 @@ into place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +17,16 @@ from sandbox_kernel.guest.workspace.messages import (
     FAILED,
     FILL,
     FINISH,
+    NOTE,
     RESULT,
     REUSE,
     STAGE,
     Ended,
     Messages,
+    Stalled,
 )
 from sandbox_kernel.text import printable
-from sandbox_kernel.workspace.receive import failure
+from sandbox_kernel.workspace.receive import counted, failure, parse_object
 from sandbox_kernel.workspace.reports import Limits, Progress, SaveInfo
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Read, entries_of, walk
@@ -123,23 +124,32 @@ class Sender:
     def run(self, plan: Plan) -> Sent:
         try:
             self._send(plan)
+        except Stalled:
+            raise
         except Ended:
-            self._explain()
+            pass  # the sandbox has closed the connection while we wrote: it may have said why
+        try:
+            return self._outcome()
+        except (ValueError, KeyError, TypeError) as error:
+            raise WorkspaceRefused(
+                f"Sandbox {self._sandbox!r} sent something that makes no sense ({error}) instead "
+                f"of how bringing its files in went. Its files may be as they were, or not."
+            ) from None
+
+    def _outcome(self) -> Sent:
+        """What the sandbox says in the end. ValueError and the like if that is nonsense."""
         while True:
             kind, payload = self._messages.receive()
-            value = json.loads(bytes(payload))
+            value = parse_object(payload)
             if kind == FAILED:
                 raise failure(self._sandbox, value, Limits())
             if kind == RESULT:
-                try:
-                    problems = [printable(str(p)[:500]) for p in value["problems"][:200]]
-                    tree = bytes.fromhex(value["tree"])
-                    return Sent(tree, int(value["files"]), int(value["deleted"]), problems)
-                except (KeyError, TypeError, ValueError):
-                    break
-        raise WorkspaceRefused(
-            f"Sandbox {self._sandbox!r} did not say how bringing its files in went."
-        )
+                problems = [printable(str(p)[:500]) for p in list(value["problems"])[:200]]
+                tree = bytes.fromhex(value["tree"])
+                return Sent(tree, counted(value["files"]), counted(value["deleted"]), problems)
+            if kind != NOTE:
+                raise ValueError(f"a message of kind {kind}")
+            self._progress(Progress("apply", counted(value.get("files")), 0))
 
     def _send(self, plan: Plan) -> None:
         send = self._messages.send_json
@@ -170,14 +180,6 @@ class Sender:
             done += len(stored.plain) * len(targets)
             self._progress(Progress("send", len(plan.files), done, total))
         send(FINISH, {"tree": self._save.root, "key": f"{self._store.id}/{self._save.workspace}"})
-
-    def _explain(self) -> None:
-        """The sandbox has closed the connection while we wrote: it may have said why."""
-        kind, payload = self._messages.receive()
-        while kind != FAILED:
-            kind, payload = self._messages.receive()
-        value: Any = json.loads(bytes(payload))
-        raise failure(self._sandbox, value if isinstance(value, dict) else {}, Limits())
 
 
 def _batches(plan: Plan) -> Iterator[tuple[str, list[Any]]]:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from sandbox_kernel.errors import SandboxError, WorkspaceError
 from sandbox_kernel.guest.wire.mux import BULK
-from sandbox_kernel.guest.workspace.messages import Ended, Messages
+from sandbox_kernel.guest.workspace.messages import Ended, Messages, Stalled
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.tunnel import Tunnel
@@ -34,6 +34,8 @@ from sandbox_kernel.workspace.store import Store
 
 TARGET = "workspace"
 """The agent's name for what answers here."""
+STALLED_AFTER = 300.0
+"""Seconds without a sign of the sandbox after which a transfer is given up."""
 _PROGRESS_INTERVAL = 0.1
 _UNBOUNDED = Limits(max_bytes=2**50, max_files=10_000_000)
 T = TypeVar("T")
@@ -241,6 +243,7 @@ async def _converse(
     loop = asyncio.get_running_loop()
     tunnel = sandbox.tunnel
     sock = tunnel.channel(TARGET, BULK)
+    sock.settimeout(STALLED_AFTER)
     told = _throttled(loop, progress)
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -269,6 +272,12 @@ async def _converse(
         with contextlib.suppress(Ended, SandboxError, OSError):
             await outcome
         raise
+    except Stalled as error:
+        raise WorkspaceError(
+            f"The transfer of workspace {name!r} was given up: for {STALLED_AFTER:g} s sandbox "
+            f"{sandbox.handle.name!r} has not gone on with it ({error}). "
+            f"`sandbox-kernel logs {sandbox.handle.name}` may say why. Try again."
+        ) from None
     except Ended:
         if tunnel.failure is not None:
             raise tunnel.failure from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandbox_kernel.guest.workspace.layout import CHUNK, digest
 from sandbox_kernel.guest.workspace.messages import (
+    FINISH,
     OBJECT,
     OFFER,
     PERSIST,
@@ -19,9 +21,9 @@ from sandbox_kernel.guest.workspace.messages import (
     Messages,
 )
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
-from sandbox_kernel.workspace.reports import Limits, SaveInfo, SaveReport
+from sandbox_kernel.workspace.reports import HydrateReport, Limits, SaveInfo, SaveReport
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.transfer import persist_over
+from sandbox_kernel.workspace.transfer import hydrate_over, persist_over
 from tests.workspace.guests import facts_of
 
 DATA = b"harmless"
@@ -150,20 +152,35 @@ ATTACKS: dict[str, Callable[[Trees], None]] = {
 
 
 class Liar:
-    """A guest that says what a test tells it to: the other end of a persist."""
+    """A guest that says what a test tells it to: the other end of a persist or a hydrate."""
 
     def __init__(self, script: Callable[[Messages], None]) -> None:
         self._script = script
 
     def persist(self, store: Store, name: str = "work", **limits: int) -> SaveReport:
+        with self._talking(PERSIST) as ours:
+            facts = facts_of(name, "liar")
+            return persist_over(ours, store, facts, "/w", limits=Limits(**limits))
+
+    def hydrate(self, store: Store, name: str = "work") -> HydrateReport:
+        """It has nothing yet, takes all that it is sent, and begins to lie at the end of that."""
+        with self._talking(PERSIST, FINISH) as ours:
+            return hydrate_over(ours, store, store.find(name), "liar", "/w")
+
+    @contextlib.contextmanager
+    def _talking(self, *until: int) -> Iterator[socket.socket]:
         ours, theirs = socket.socketpair()
 
         def lie() -> None:
             with theirs:
                 messages = Messages(theirs)
                 try:
-                    kind, _ = messages.receive()
-                    assert kind == PERSIST
+                    for kind in until:
+                        while messages.receive()[0] != kind:
+                            pass
+                        if kind != until[-1]:
+                            send_all(messages, (TREE_KIND, page()))
+                            result(messages, digest(page()).hex())
                     self._script(messages)
                     while True:
                         messages.receive()
@@ -174,8 +191,7 @@ class Liar:
         thread.start()
         try:
             with ours:
-                facts = facts_of(name, "liar")
-                return persist_over(ours, store, facts, "/w", limits=Limits(**limits))
+                yield ours
         finally:
             thread.join(60)
 

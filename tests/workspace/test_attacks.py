@@ -13,7 +13,14 @@ import pytest
 
 from sandbox_kernel.errors import ExportConflict, SandboxError, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.layout import CHUNK, digest
-from sandbox_kernel.guest.workspace.messages import HEADER, OBJECT, OFFER, RESULT, Messages
+from sandbox_kernel.guest.workspace.messages import (
+    FAILED,
+    HEADER,
+    OBJECT,
+    OFFER,
+    RESULT,
+    Messages,
+)
 from sandbox_kernel.workspace import exports
 from sandbox_kernel.workspace.collect import verify
 from sandbox_kernel.workspace.exports import export, stays_inside
@@ -153,6 +160,41 @@ def test_a_lying_guest_is_refused(attack: str, store: Store) -> None:
         Liar(WIRE[attack]).persist(store, max_bytes=10 * 2**20)
     assert store.latest("work") is None
     assert verify(store).problems == []
+
+
+END: dict[str, Callable[[Messages], None]] = {
+    "result that is no JSON": lambda m: m.send(RESULT, b"\xff"),
+    "result that is a list": lambda m: m.send(RESULT, b"[]"),
+    "result nested without end": lambda m: m.send(RESULT, b"[" * 100_000),
+    "result without a root": lambda m: m.send_json(RESULT, {}),
+    "root that is no hash": lambda m: result(m, "../../etc"),
+    "problems that are a number": lambda m: m.send_json(RESULT, {"tree": "", "problems": 5}),
+    "failure that is no JSON": lambda m: m.send(FAILED, b"\0"),
+    "failure that is text": lambda m: m.send(FAILED, b'"no"'),
+    "message of four gigabytes": lambda m: m.sock.sendall(HEADER.pack(2**32 - 1, RESULT)),
+    "message of an unknown kind": lambda m: m.send(200, b"{}"),
+    "another offer": lambda m: m.send(OFFER, b"\0" * 33),
+}
+
+
+@pytest.mark.parametrize("attack", END)
+def test_a_lying_guest_is_refused_when_it_gets_files(
+    attack: str, store: Store, guest: Guest
+) -> None:
+    (guest.folder / "file").write_text("contents")
+    guest.persist(store)
+    with pytest.raises(WorkspaceRefused, match="Sandbox 'liar' sent something that makes no sense"):
+        Liar(END[attack]).hydrate(store)
+
+
+def test_numbers_that_cannot_be(store: Store, guest: Guest) -> None:
+    """They are only told to people, so they are nothing to fail for."""
+    (guest.folder / "file").write_text("contents")
+    root = guest.persist(store).save.root
+    numbers = {"files": 1e400, "deleted": -1}
+    lie = Liar(lambda m: m.send_json(RESULT, {"tree": root, "problems": [], **numbers}))
+    report = lie.hydrate(store)
+    assert (report.files, report.deleted) == (0, 0)
 
 
 def test_one_workspace_learns_nothing_of_another(store: Store) -> None:

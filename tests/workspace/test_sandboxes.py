@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.errors import QuotaExceeded
+from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.spec import SandboxSpec
@@ -26,6 +26,7 @@ from sandbox_kernel.workspace import (
     UploadPolicy,
     hydrate,
     persist,
+    transfer,
     upload,
 )
 
@@ -64,6 +65,15 @@ async def run(made: SandboxedKernel, script: str) -> str:
     return result.stdout
 
 
+STOP_THE_HELPER = """
+for process in /proc/[0-9]*; do
+  parent=$(awk '{print $4}' $process/stat 2>/dev/null) || continue
+  # It is a fork of the agent.
+  if [ "$parent" -gt 1 ] && cmp -s $process/cmdline /proc/$parent/cmdline; then
+    kill -STOP ${process#/proc/} && echo ${process#/proc/}
+  fi
+done
+"""
 LOOK = (
     "find . -mindepth 1 -printf '%p %y %m %T@ %l %n\\n' | sort;"
     "find . -type f -print0 | sort -z | xargs -0 sha256sum"
@@ -154,6 +164,26 @@ def test_cancel_and_quota(store: Store) -> None:
             assert store.latest("w") is None
             assert (await persist(made, store, "w")).new
             assert told
+
+    finish(check())
+
+
+def test_a_sandbox_that_does_not_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer does not wait for ever: it is given up, and the next one works."""
+
+    async def check() -> None:
+        async with sandbox() as made:
+            await run(made, "echo 1 > file")
+            await persist(made, store, "w")
+            await run(made, "echo 2 > file")
+            helper = (await run(made, STOP_THE_HELPER)).strip()
+            assert helper
+            monkeypatch.setattr(transfer, "STALLED_AFTER", 1.0)
+            with pytest.raises(WorkspaceError, match=r"for 1 s .* has not gone on with it"):
+                await persist(made, store, "w")
+            monkeypatch.undo()
+            await run(made, f"kill -CONT {helper}")
+            assert (await persist(made, store, "w")).new
 
     finish(check())
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.guest.workspace import glance
-from sandbox_kernel.guest.workspace.helper import _Nowhere
 from sandbox_kernel.guest.workspace.known import Folder
 from sandbox_kernel.guest.workspace.scan import Rules, Scan
 
@@ -20,9 +19,18 @@ FOLDERS, FILES = 30, 80
 """More files than ``glance`` thinks to be worth other processes."""
 
 
+class Nowhere:
+    """A Sink for a scan that is only to know."""
+
+    def chunk(self, hash_: bytes, data: bytes) -> None: ...
+    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+    def tree(self, hash_: bytes, data: bytes) -> None: ...
+    def progress(self, files: int, size: int) -> None: ...
+
+
 def scan(root: Path, cache: Folder) -> tuple[str, list[str]]:
     """The tree's hash, and what could not be saved."""
-    made = Scan(cache, RULES, _Nowhere(), full=False, max_files=10**6, max_bytes=10**9)
+    made = Scan(cache, RULES, Nowhere(), full=False, max_files=10**6, max_bytes=10**9)
     return made.run(str(root)).hex(), sorted(made.problems)
 
 

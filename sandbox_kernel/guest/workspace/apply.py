@@ -8,7 +8,7 @@ that is broken off leaves the workspace as it was.
 import os
 import struct
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .folders import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
 from .known import Folder, Item, signature_of
@@ -176,8 +176,9 @@ class Apply:
 
     # --- the end
 
-    def finish(self, cache: Folder) -> None:
-        """Move everything into place, and note in the cache what is known about it."""
+    def finish(self, cache: Folder, progress: "Callable[[int, int], object]") -> None:
+        """Move everything into place, and note in the cache what is known about it. ``progress``
+        is told how many files are."""
         lacking = [staged.path for staged in self._staged.values() if staged.missing]
         if lacking:
             raise ValueError("%d files are not complete, as %s" % (len(lacking), lacking[0]))
@@ -201,6 +202,7 @@ class Apply:
                 staged.status = os.stat(name, dir_fd=parent, follow_symlinks=False)
             self._note(cache, staged, staged.status)
             self.written += 1
+            progress(self.written, 0)
         for path, entry in self._meta:
             *parents, name = split(path)
             parent = self._root.folder(parents)

@@ -28,7 +28,7 @@ from .messages import (
     Ended,
     Messages,
 )
-from .offer import Offers
+from .offer import Notes, Offers
 from .scan import Rules, Scan, TooMuch
 
 IGNORE_FILE = ".sandboxignore"
@@ -161,10 +161,16 @@ class Workspace:
     # --- the last part of a hydrate
 
     def _finish(self, messages: Messages, apply: Apply, request: Dict[str, Any]) -> None:
-        apply.finish(self._cache)
+        notes = Notes(messages)
+        apply.finish(self._cache, notes.tell)
         apply.close()
         scan = Scan(
-            self._cache, self._rules[1], _Nowhere(), full=False, max_files=2**60, max_bytes=2**60
+            self._cache,
+            self._rules[1],
+            _Nowhere(notes),
+            full=False,
+            max_files=2**60,
+            max_bytes=2**60,
         )
         tree = scan.run(self._root).hex()
         if tree == request["tree"]:
@@ -183,10 +189,12 @@ class Workspace:
 class _Nowhere:
     """A Sink for a scan that is only to know."""
 
+    def __init__(self, notes: Notes) -> None:
+        self.progress = notes.tell
+
     def chunk(self, hash_: bytes, data: bytes) -> None: ...
     def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
     def tree(self, hash_: bytes, data: bytes) -> None: ...
-    def progress(self, files: int, size: int) -> None: ...
 
 
 def _read_ignore(root: str) -> bytes:

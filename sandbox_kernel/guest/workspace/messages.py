@@ -28,6 +28,10 @@ class Ended(Exception):
     """The other end has closed the connection."""
 
 
+class Stalled(Ended):
+    """The other end has neither sent nor taken anything for as long as the socket's timeout."""
+
+
 class Messages:
     """One connection. ``received`` and ``sent`` count bytes."""
 
@@ -50,6 +54,8 @@ class Messages:
                     sent -= len(buffers.pop(0))
                 if sent:
                     buffers[0] = memoryview(buffers[0])[sent:]
+        except socket.timeout:
+            raise Stalled("it takes nothing") from None
         except OSError as error:
             raise Ended(str(error)) from None
 
@@ -91,6 +97,8 @@ class Messages:
     def _read(self, view: memoryview) -> int:
         try:
             count = self.sock.recv_into(view)
+        except socket.timeout:
+            raise Stalled("it sends nothing") from None
         except OSError as error:
             raise Ended(str(error)) from None
         if not count:

@@ -30,6 +30,20 @@ class _Offered(NamedTuple):
     place: int
 
 
+class Notes:
+    """Tells the host now and then how far the work is, so that it knows that it goes on."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._told = 0.0
+
+    def tell(self, files: int, size: int) -> None:
+        now = time.monotonic()
+        if now - self._told > _NOTE_INTERVAL:
+            self._told = now
+            self._messages.send_json(NOTE, {"files": files, "bytes": size})
+
+
 class Offers:
     """A Sink that sends to the host. ``chunks``: whether contents are offered, or trees only."""
 
@@ -43,7 +57,7 @@ class Offers:
         self._batch: List[_Offered] = []
         self._batch_bytes = self._waiting_bytes = 0
         self._waiting: Deque[List[_Offered]] = deque()
-        self._noted = 0.0
+        self._notes = Notes(messages)
 
     def close(self) -> None:
         self._root.close()
@@ -63,10 +77,7 @@ class Offers:
     def progress(self, files: int, size: int) -> None:
         if self._waiting and self._messages.waiting():
             self._answer()
-        now = time.monotonic()
-        if now - self._noted > _NOTE_INTERVAL:
-            self._noted = now
-            self._messages.send_json(NOTE, {"files": files, "bytes": size})
+        self._notes.tell(files, size)
 
     def finish(self) -> None:
         """Send all that is wanted."""

@@ -407,6 +407,7 @@ class Scan:
                 raise _Exceeded
             if text not in had:
                 self._sink.chunk(hash_, data)
+            self._sink.progress(self._files, self._bytes + total)
         return chunks, total
 
     # --- too much
