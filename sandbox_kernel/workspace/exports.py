@@ -2,7 +2,8 @@
 
 Every path is opened component by component without following symlinks. Files are put together
 under another name and then renamed. Of modes only what is harmless is kept, and of symlinks only
-those that stay in the folder.
+those that stay in the folder. Names that begin with a dot are left out: programs of the host run or
+obey what is in .git/hooks, .bashrc or .ssh.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def export(
     overwrite: bool = False,
     delete: bool = False,
     mirror: bool = False,
+    hidden: bool = False,
     limits: Limits | None = None,
 ) -> ExportReport:
     """Write a save (the latest, or ``at``) into a folder of the host. Blocks: call it in a thread.
@@ -52,8 +54,9 @@ def export(
     nothing is written at all, unless ``overwrite`` is given. ``mirror``: conflicting files are left
     alone and listed in ``skipped``, and all others are written (for a write-back after every save).
     ``delete`` also removes host files that the sandbox deleted since the baseline, if the host has
-    not changed them. More than ``limits`` allow is refused (QuotaExceeded). No file outside
-    ``folder`` is touched, whatever symlinks are there.
+    not changed them. ``hidden`` also writes what is hidden, for who trusts the code that ran.
+    More than ``limits`` allow is refused (QuotaExceeded). No file outside ``folder`` is touched,
+    whatever symlinks are there.
     """
     save = store.find(name, at)
     _check_size(save, store.check(save), limits or Limits())
@@ -65,7 +68,7 @@ def export(
         raise WorkspaceError(f"The folder {path} cannot be used: {error}") from error
     try:
         work = _Export(store, save, path, root)
-        work.compare(overwrite=overwrite, delete=delete)
+        work.compare(overwrite=overwrite, delete=delete, hidden=hidden)
         if work.conflicts and not mirror:
             listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
             raise ExportConflict(
@@ -102,11 +105,12 @@ class _Export:
     _links: list[tuple[str, Entry]] = field(default_factory=list)
     _folders: list[tuple[str, Entry]] = field(default_factory=list)
     _delete: list[str] = field(default_factory=list)
+    _hidden: list[str] = field(default_factory=list)
     _unchanged: int = 0
 
     # --- what is to be done
 
-    def compare(self, *, overwrite: bool, delete: bool) -> None:
+    def compare(self, *, overwrite: bool, delete: bool, hidden: bool) -> None:
         base, apart = self.store.baseline(self.save.workspace, self.path)
         before = dict(walk(self.store.read, base)) if base else {}
         for name in apart:
@@ -116,15 +120,20 @@ class _Export:
             _refuse_collisions(after)
         files = {path: _file_of(after, path) for path in after}
         for path, entry in after.items():
-            if entry.kind == "d":
+            if not hidden and _hidden_part(path):
+                if entry.kind != "d" and entry != before.get(path):
+                    self._hidden.append(path)
+            elif entry.kind == "d":
                 self._check_folder(path, entry)
             elif entry.kind == "l":
                 self._compare_link(path, entry, before.get(path), overwrite)
             else:
                 self._compare_file(path, files[path], _file_of(before, path), overwrite)
+        tops = dict.fromkeys(_hidden_part(path) for path in self._hidden)
+        self.skipped += [f"{printable(top)}: hidden; programs here could obey it" for top in tops]
         if delete:
             for path, entry in before.items():
-                if path not in after and entry.kind in "fh":
+                if path not in after and entry.kind in "fh" and (hidden or not _hidden_part(path)):
                     known = _file_of(before, path)
                     if known is not None and self._same_on_host(path, known):
                         self._delete.append(path)
@@ -233,7 +242,8 @@ class _Export:
             os.fchmod(fd, entry.mode & _MODES | 0o700)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
         root = bytes.fromhex(self.save.root)
-        self.store.set_baseline(self.save.workspace, self.path, root, self.conflicts)
+        apart = [*self.conflicts, *self._hidden]
+        self.store.set_baseline(self.save.workspace, self.path, root, apart)
         return ExportReport(
             self.save,
             [path for path, _ in (*self._write, *self._links)],
@@ -278,6 +288,15 @@ class _Export:
 
 def parts_of(path: str) -> Parts:
     return [name_bytes(part) for part in path.split("/")]
+
+
+def _hidden_part(path: str) -> str:
+    """The path up to its first name that begins with a dot; empty if there is none."""
+    parts = path.split("/")
+    for number, part in enumerate(parts, 1):
+        if part.startswith("."):
+            return "/".join(parts[:number])
+    return ""
 
 
 def stays_inside(path: str, target: str) -> bool:

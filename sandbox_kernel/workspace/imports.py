@@ -18,6 +18,8 @@ from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
 from sandbox_kernel.workspace.reports import Limits, SaveInfo, SaveReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
 
+_HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
+
 
 def import_folder(
     store: Store,
@@ -36,7 +38,7 @@ def import_folder(
     started = time.monotonic()
     path = os.path.realpath(folder)
     limits = limits or Limits()
-    policy = policy or UploadPolicy("folder")
+    policy = policy or UploadPolicy("folder", hidden=True)
     base, hints = store.begin(name)
     writer = store.writer()
     sink = _Sink(store, writer)
@@ -97,7 +99,7 @@ def _rules(folder: str, policy: UploadPolicy) -> Rules:
         text = b""
     except OSError as error:
         raise WorkspaceError(f"{IGNORE_FILE} in {folder} cannot be read: {error}") from error
-    return Rules(ignore.rules(text))
+    return Rules(ignore.rules(text if policy.hidden else _HIDDEN + text))
 
 
 class _Sink:

