@@ -32,6 +32,9 @@ OWN_HELP: dict[str, str] = {
     "mirror": "write saved files back to the notebook's folder after every save",
 }
 OWN_FIELDS = tuple(OWN_HELP)
+NOTEBOOK = ".ipynb"
+_WORKSPACE = ENV_PREFIX + "WORKSPACE"
+"""Names a workspace, or the notebook whose workspace is meant."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class KernelConfiguration:
     """Write what was saved back to the notebook's folder."""
     named: bool = False
     """The user has chosen the sandbox's name."""
+    notebook: str = ""
+    """Path of the notebook whose workspace it is, if the environment says that."""
 
 
 def check_keys(values: Mapping[str, Any], where: str) -> None:
@@ -90,6 +95,12 @@ def read_configuration(
     for layer in layers:
         check_keys(layer, where)
         values.update({key: value for key, value in layer.items() if value is not None})
+    notebook = environ.get(_WORKSPACE, "")
+    if notebook.endswith(NOTEBOOK):
+        environ = {key: value for key, value in environ.items() if key != _WORKSPACE}
+        values.pop("workspace", None)
+    else:
+        notebook = ""
     for key in OWN_FIELDS:
         if environ.get(ENV_PREFIX + key.upper()):
             values[key] = environ[ENV_PREFIX + key.upper()]
@@ -112,6 +123,7 @@ def read_configuration(
         upload=_upload(own.get("upload", "none"), where),
         mirror=_boolean("mirror", own.get("mirror", False), where),
         named=values["name"] != default_name or bool(environ.get(ENV_PREFIX + "NAME")),
+        notebook=os.path.abspath(notebook) if notebook else "",
     )
 
 

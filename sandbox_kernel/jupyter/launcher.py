@@ -61,6 +61,12 @@ class Launcher:
 
     async def run(self) -> int:
         """Exit code of the kernel, as a shell would give it."""
+        if self._configuration.notebook:
+            raise SpecError(
+                "A kernel that is started through a launcher has no saved workspace, so "
+                "SANDBOX_KERNEL_WORKSPACE cannot name a notebook. Use a kernelspec with the "
+                "provisioner (`sandbox-kernel install`)."
+            )
         connection = read_connection_file(self._path)
         hosting_kernel = asyncio.ensure_future(self._host(connection))
         orphaned = asyncio.ensure_future(self._parent.wait())

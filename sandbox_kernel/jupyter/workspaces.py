@@ -1,7 +1,8 @@
 """The saved workspace of a kernel: which it is, how it comes into a new sandbox, when it is saved.
 
 A kernel has one if it was given a name (``workspace``, ``SANDBOX_KERNEL_WORKSPACE``), or if it
-runs a notebook whose path is known (``JPY_SESSION_NAME``, which Jupyter Server sets).
+runs a notebook whose path is known (``JPY_SESSION_NAME``, which Jupyter Server sets, or
+``SANDBOX_KERNEL_WORKSPACE``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, StoreError, WorkspaceError
-from sandbox_kernel.jupyter.configuration import KernelConfiguration
+from sandbox_kernel.jupyter.configuration import NOTEBOOK, KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.tunnel.background import run
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
     from sandbox_kernel.workspace import SaveReport, Store
 
 LAST_SAVE_TIMEOUT = 120.0
-NOTEBOOK = ".ipynb"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def workspace_of(
     configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
 ) -> KernelWorkspace | None:
     """The workspace of a kernel that is started so; None if it has none."""
-    notebook = env.get("JPY_SESSION_NAME", "")
+    notebook = configuration.notebook or env.get("JPY_SESSION_NAME", "")
     if not notebook.endswith(NOTEBOOK):
         notebook = ""
     notebook = os.path.abspath(notebook) if notebook else ""
@@ -60,7 +60,7 @@ def workspace_of(
         name=name,
         notebook=notebook,
         folder=os.path.dirname(notebook) if notebook else cwd or "",
-        named=configuration.spec.workspace is not None,
+        named=configuration.spec.workspace is not None or bool(configuration.notebook),
         upload=configuration.upload,
         mirror=configuration.mirror,
     )

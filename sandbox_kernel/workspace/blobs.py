@@ -48,7 +48,8 @@ class Blobs(Protocol):
 
 class LocalBlobs:
     """A folder of this machine's. A file is written under another name, brought to the disk, and
-    then renamed: it is there as a whole or not at all."""
+    then renamed: it is there as a whole or not at all, and so after a power cut, in the order in
+    which files were written."""
 
     def __init__(self, root: Path) -> None:
         self.url = str(root)
@@ -88,6 +89,7 @@ class LocalBlobs:
                 except FileNotFoundError:  # the folder was deleted since it was made
                     _make_folder(target.parent)
                     temporary.rename(target)
+                _sync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -143,6 +145,17 @@ def _make_folder(path: Path) -> None:
     except FileNotFoundError:
         _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk: a save must not be there after a power cut without
+    what it refers to."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

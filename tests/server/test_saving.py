@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,47 @@ def test_first_opening_and_mirror(make_server: StartServer) -> None:
     assert result.read_text() == "done"
     # The notebook itself has changed on the host since it was uploaded, and is left alone.
     assert json.loads((server.root / "work" / "n.ipynb").read_text())["cells"][0]["source"] == ["x"]
+
+
+@pytest.mark.slow
+def test_first_opening_by_globs(make_server: StartServer) -> None:
+    """Only what the globs choose is uploaded."""
+    server = make_server("--SandboxProvisioner.upload=*.csv,/conf/")
+    server.start()
+    for name in ("data.csv", "sub/more.csv", "conf/a.toml", "private.key", "sub/x.key"):
+        (server.root / name).parent.mkdir(exist_ok=True)
+        (server.root / name).write_text("1")
+    server.notebook("n.ipynb")
+    _, tab = open_notebook(server, "n.ipynb")
+    look = "import glob; print(sorted(glob.glob('**', recursive=True)))"
+    assert tab.run(look) == "['conf', 'conf/a.toml', 'data.csv', 'sub', 'sub/more.csv']\n"
+
+
+@pytest.mark.slow
+def test_failed_saves_are_in_the_log(server: JupyterServer, folder: Path) -> None:
+    """`workspace log` shows them, too, among those that were made."""
+    server.notebook("n.ipynb")
+    _, tab = open_notebook(server, "n.ipynb")
+    tab.run("open('file', 'w').write('1')")
+    server.notebook("n.ipynb", ("x = 1",))
+    saved(server, "n.ipynb")
+    name = workspace_of(server, "n.ipynb")
+    # A file that the scan reads as rules, and cannot make sense of.
+    tab.run("open('.sandboxignore', 'w').write('a\\n' * 5000)")
+    server.notebook("n.ipynb", ("x = 2",))
+    wait_until(lambda: Store.open().failures(name), "the failure in the store")
+    tab.run("import os; os.unlink('.sandboxignore'); open('file', 'w').write('2')")
+    server.notebook("n.ipynb", ("x = 3",))
+    saved(server, "n.ipynb", 2)
+    command = [sys.executable, "-m", "sandbox_kernel", "workspace", "log"]
+    # By its name, and by the path of the notebook.
+    for spelled in (name, str(server.root / "n.ipynb")):
+        told = subprocess.run([*command, spelled, "--json"], capture_output=True, check=True)
+        history = json.loads(told.stdout)
+        assert [one["kind"] for one in history] == ["persist", "failed", "persist"]
+        assert ".sandboxignore has more than" in history[1]["message"]
+    table = subprocess.run([*command, name], capture_output=True, check=True, text=True).stdout
+    assert ".sandboxignore has more than" in table.splitlines()[2]
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from sandbox_kernel.workspace import Store, name_for_notebook
+from sandbox_kernel.workspace import Store, export, name_for_notebook
 from tests.kernels.live import PATIENCE, run_cell
 
 
@@ -29,6 +30,34 @@ def test_nbclient_with_a_named_workspace(monkeypatch: pytest.MonkeyPatch) -> Non
         run_notebook("open('file', 'w').write('kept')", "1 / 0")
     assert run_notebook("print(open('file').read())") == ["kept\n"]
     assert [save.files for save in Store.open().saves("work")] == [1]
+
+
+def test_papermill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline's runs share the workspace of a notebook, named by its path: with each other, and
+    with a server that opens it."""
+    notebook = folder / "root" / "step.ipynb"
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", str(notebook))
+    code = (
+        "runs = open('runs').read() if os.path.exists('runs') else ''",
+        "open('runs', 'w').write(runs + name + ' ')",
+    )
+    cells = [nbformat.v4.new_code_cell("name = ''", metadata={"tags": ["parameters"]})]
+    cells += [nbformat.v4.new_code_cell("\n".join(("import os", *code)))]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+    for name in ("first", "second"):
+        papermill.execute_notebook(
+            str(notebook),
+            str(folder / f"{name}.ipynb"),
+            parameters={"name": name},
+            kernel_name="sandbox",
+            language="python",
+            progress_bar=False,
+        )
+    store = Store.open()
+    save = store.find(name_for_notebook(str(notebook)))
+    assert save.notebook == str(notebook)
+    export(store, save.workspace, folder / "out")
+    assert (folder / "out" / "runs").read_text() == "first second "
 
 
 def test_the_notebooks_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

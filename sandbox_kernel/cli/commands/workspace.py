@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import stat
 import sys
 import time
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # importing it takes time that other commands need not spend
     from sandbox_kernel.workspace.trees import Entry
 
 _MOST_PROBLEMS = 50
+_NAME_HELP = "the workspace, as `workspace list` shows it, or the path of its notebook"
 _SIGNS = {"added": "A", "removed": "D", "changed": "M", "meta": "m"}
 
 
@@ -35,7 +37,7 @@ def add(commands: Commands) -> None:
         "this machine that the\nlocal jail shows at /workspace.)",
         examples=(
             "workspace list",
-            "workspace log work-demo-3f2a9c41",
+            "workspace log work/demo.ipynb",
             "workspace export work-demo-3f2a9c41 ./results",
         ),
     )
@@ -65,7 +67,16 @@ def _command(commands: Commands, *args: object, **kwargs: object) -> argparse.Ar
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the workspace, as `workspace list` shows it")
+    parser.add_argument("name", metavar="NAME", type=_workspace, help=_NAME_HELP)
+
+
+def _workspace(text: str) -> str:
+    """A workspace by its name, or by its notebook."""
+    if not text.endswith(".ipynb"):
+        return text
+    from sandbox_kernel.workspace.names import name_for_notebook
+
+    return name_for_notebook(os.path.abspath(text))
 
 
 def _add_at(parser: argparse.ArgumentParser) -> None:
@@ -329,7 +340,10 @@ def _restore(arguments: argparse.Namespace) -> int:
     if not at:
         raise WorkspaceNotFound(f"The workspace {arguments.name!r} has only one save.")
     made = store.restore(arguments.name, at)
-    note(f"{arguments.name} is as it was at {made.extra['restored']}.")
+    note(
+        f"{arguments.name} is as it was at {made.extra['restored']}, for kernels that start from "
+        f"now on. One that runs keeps its files."
+    )
     print(made.id)
     return 0
 
@@ -498,7 +512,7 @@ def _add_rm(commands: Commands) -> None:
             "workspace rm demo && sandbox-kernel workspace gc --grace 0",
         ),
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="as `workspace list` shows it")
+    parser.add_argument("names", nargs="+", metavar="NAME", type=_workspace, help=_NAME_HELP)
     parser.add_argument("--at", default="", metavar="SAVE", help="only this save")
 
 

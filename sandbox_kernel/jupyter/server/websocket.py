@@ -23,6 +23,8 @@ from sandbox_kernel.jupyter.server.replay import Outlet, open_envelope, unanswer
 
 V1 = "v1.kernel.websocket.jupyter.org"
 _JOIN_ATTEMPTS, _JOIN_PAUSE = 40, 0.05
+_MOST_HELD = 32 * 2**20
+"""Bytes of live messages that wait for the recording to catch up with them."""
 
 Outlets = Callable[[str], "Outlet | None"]
 
@@ -45,8 +47,11 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         self._outlet: Outlet | None = None
         self._joining: asyncio.Task[None] | None = None
         self._held: list[list[bytes]] = []
+        self._held_bytes = 0
         self._arrived = asyncio.Event()
-        self._answered: set[str] = set()
+        self._answered: set[str] | None = set()
+        """Requests whose replies have come since this connection is there; None when nobody asks
+        any more."""
         self._sent: set[str] = set()
         """Ids of what the recording has given, while live messages may still be among them."""
         self._unlimited = False
@@ -89,13 +94,14 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             return super().handle_outgoing_message(stream, outgoing_msg)
         channel = stream if isinstance(stream, str) else getattr(stream, "channel", None)
         if channel != "iopub":
-            if self._joining is not None:
+            if self._joining is not None and self._answered is not None:
                 envelope = open_envelope(outgoing_msg)
                 if envelope is not None:
                     self._answered.add(str(envelope.parent.get("msg_id")))
             return super().handle_outgoing_message(stream, outgoing_msg)
         if self._joining is not None:
             self._held.append(outgoing_msg)
+            self._held_bytes += sum(map(len, outgoing_msg))
             self._arrived.set()
             return None
         return self._live(outgoing_msg)
@@ -165,7 +171,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         except WebSocketClosedError:
             outlet.due = True
         self._joining = None
-        held, self._held = self._held, []
+        held, self._held, self._held_bytes = self._held, [], 0
         for parts in held:
             self._live(parts)
 
@@ -178,6 +184,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         for _ in range(_JOIN_ATTEMPTS):
             if not first or first & sent:
                 return
+            if self._held_bytes > _MOST_HELD:
+                break
             recording = await outlet.recorded(since)
             since = recording.next
             sent.update(_ids(recording.messages))
@@ -200,8 +208,9 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         """The replies that this client has missed."""
         for request, content in ended:
             mine = request.get("session") == self.session.session
-            if mine and str(request.get("msg_id")) not in self._answered:
+            if mine and str(request.get("msg_id")) not in (self._answered or ()):
                 self._send("shell", self.session.msg("execute_reply", content, parent=request))
+        self._answered = None
 
     def _tell_lost(self, messages: Sequence[list[bytes]]) -> None:
         text = (
