@@ -21,7 +21,7 @@ from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.tunnel.background import run
 
 if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
-    from sandbox_kernel.workspace import SaveReport, Store
+    from sandbox_kernel.workspace import SaveInfo, SaveReport, Store
 
 LAST_SAVE_TIMEOUT = 120.0
 
@@ -99,7 +99,11 @@ async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log
     try:
         store = await asyncio.to_thread(open_store)
         latest = await asyncio.to_thread(_latest, store, workspace.name)
-        if latest:
+        if latest is not None:
+            log.info(
+                "Bringing workspace %s into sandbox %s: %d files, %.1f MB",
+                *(workspace.name, kernel.handle.name, latest.files, latest.bytes / 1e6),
+            )
             report = await hydrate(kernel, store, workspace.name)
             log.info(
                 "Workspace %s is in sandbox %s: %d files, %.2f s",
@@ -124,8 +128,8 @@ async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log
         ) from error
 
 
-def _latest(store: Store, name: str) -> bool:
-    return not store.retired(name) and store.latest(name) is not None
+def _latest(store: Store, name: str) -> SaveInfo | None:
+    return store.latest(name) if not store.retired(name) else None
 
 
 async def save(

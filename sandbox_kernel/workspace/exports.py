@@ -26,7 +26,13 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.guest.workspace.folders import CREATE, Root, pread_exactly, pwrite_all
 from sandbox_kernel.guest.workspace.layout import CHUNK, RESERVED, chunk_length, digest, name_bytes
 from sandbox_kernel.text import printable
-from sandbox_kernel.workspace.reports import ExportReport, Limits, SaveInfo
+from sandbox_kernel.workspace.reports import (
+    ExportReport,
+    Limits,
+    OnProgress,
+    Progress,
+    SaveInfo,
+)
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Totals, walk
 
@@ -46,6 +52,7 @@ def export(
     mirror: bool = False,
     hidden: bool = False,
     limits: Limits | None = None,
+    progress: OnProgress = lambda progress: None,
 ) -> ExportReport:
     """Write a save (the latest, or ``at``) into a folder of the host. Blocks: call it in a thread.
 
@@ -76,7 +83,7 @@ def export(
                 f"workspace, and would be written over: {listed}. Nothing was written. Move them "
                 f"away, or export with --overwrite."
             )
-        return work.write()
+        return work.write(progress)
     except OSError as error:
         raise WorkspaceError(f"Exporting {name!r} to {path} failed: {error}") from error
     finally:
@@ -223,13 +230,17 @@ class _Export:
 
     # --- doing it
 
-    def write(self) -> ExportReport:
+    def write(self, progress: OnProgress) -> ExportReport:
         for path, _ in self._folders:
             *parents, name = parts_of(path)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.root.folder(parents))
-        for path, entry in self._write:
+        total = sum(entry.size for _, entry in self._write)
+        done = 0
+        for number, (path, entry) in enumerate(self._write, 1):
             self._write_file(path, entry)
+            done += entry.size
+            progress(Progress("write", number, done, total))
         for path, entry in self._links:
             with self._temporary(path) as (folder, temporary, name):
                 os.symlink(name_bytes(entry.target), temporary, dir_fd=folder)

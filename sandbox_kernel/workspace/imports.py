@@ -15,7 +15,14 @@ from sandbox_kernel.guest.workspace.scan import Rules, Scan, TooMuch
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
-from sandbox_kernel.workspace.reports import Limits, SaveInfo, SaveReport, UploadPolicy
+from sandbox_kernel.workspace.reports import (
+    Limits,
+    OnProgress,
+    Progress,
+    SaveInfo,
+    SaveReport,
+    UploadPolicy,
+)
 from sandbox_kernel.workspace.store import Store
 
 _HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
@@ -29,6 +36,7 @@ def import_folder(
     policy: UploadPolicy | None = None,
     notebook: str = "",
     limits: Limits | None = None,
+    progress: OnProgress = lambda progress: None,
 ) -> SaveReport:
     """Make a save of workspace ``name`` from a folder of the host. Blocks: call it in a thread.
 
@@ -41,7 +49,7 @@ def import_folder(
     policy = policy or UploadPolicy("folder", hidden=True)
     base, hints = store.begin(name)
     writer = store.writer()
-    sink = _Sink(store, writer)
+    sink = _Sink(store, writer, progress)
     scan = Scan(
         Folder(),
         _rules(path, policy),
@@ -105,11 +113,12 @@ def _rules(folder: str, policy: UploadPolicy) -> Rules:
 class _Sink:
     """Stores what a scan finds, if the store lacks it."""
 
-    def __init__(self, store: Store, writer: PackWriter) -> None:
+    def __init__(self, store: Store, writer: PackWriter, progress: OnProgress) -> None:
         self.elsewhere: set[str] = set()
         self._store = store
         self._writer = writer
         self._seen: set[bytes] = set()
+        self._progress = progress
 
     def chunk(self, hash_: bytes, data: bytes) -> None:
         self._add(CHUNK_KIND, hash_, data)
@@ -121,7 +130,7 @@ class _Sink:
         self._add(TREE_KIND, hash_, data)
 
     def progress(self, files: int, size: int) -> None:
-        """Nobody asks."""
+        self._progress(Progress("scan", files, size))
 
     def _add(self, kind: int, hash_: bytes, data: bytes) -> None:
         if hash_ in self._seen:

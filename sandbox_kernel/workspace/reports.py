@@ -23,14 +23,15 @@ class Progress:
     """How far a transfer is. ``total`` is 0 while it is not known."""
 
     phase: str
-    """``scan``, ``receive``, ``send`` or ``apply``."""
+    """``scan``, ``receive``, ``send``, ``apply`` or ``write``."""
     files: int
     bytes: int
     total: int = 0
 
 
 OnProgress = Callable[[Progress], object]
-"""Called now and then while a transfer runs, on the background loop. It must not block."""
+"""Called now and then while a transfer runs, on the background loop (by ``import_folder`` and
+``export``: by the caller's thread). It must not block."""
 
 
 @dataclass(frozen=True)

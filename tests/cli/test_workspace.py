@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.cli import main
+from sandbox_kernel.cli import main, progress
+from sandbox_kernel.workspace import Progress
 
 from .running import Cli
 
@@ -121,3 +124,19 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         main(["workspace", command, "--help"])
     assert ended.value.code == 0
     assert f"examples:\n  sandbox-kernel workspace {command}" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, which is gone in the end."""
+    for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with progress.shown() as line:
+            line.files(Progress("scan", 12, 34_000_000))
+            line.files(Progress("scan", 13, 35_000_000))  # too soon to be told
+        said = stderr.getvalue()
+        assert said == ("\r12 files, 34 MB\r               \r" if shown else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import stat
 import sys
@@ -387,18 +388,21 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.exports import export
 
-    report = export(
-        _store(arguments),
-        arguments.name,
-        arguments.folder,
-        at=arguments.at,
-        overwrite=arguments.overwrite,
-        delete=arguments.delete,
-        hidden=arguments.hidden,
-        limits=_limits(arguments),
-    )
+    with progress.shown() as line:
+        report = export(
+            _store(arguments),
+            arguments.name,
+            arguments.folder,
+            at=arguments.at,
+            overwrite=arguments.overwrite,
+            delete=arguments.delete,
+            hidden=arguments.hidden,
+            limits=_limits(arguments),
+            progress=line.files,
+        )
     for path in report.written:
         print(_name(path))
     for path in report.deleted:
@@ -426,18 +430,21 @@ def _add_import(commands: Commands) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.imports import import_folder
     from sandbox_kernel.workspace.reports import UploadPolicy
 
     policy = UploadPolicy("globs", tuple(arguments.only)) if arguments.only else None
-    report = import_folder(
-        _store(arguments),
-        arguments.name,
-        arguments.folder,
-        policy=policy,
-        notebook=arguments.notebook,
-        limits=_limits(arguments),
-    )
+    with progress.shown() as line:
+        report = import_folder(
+            _store(arguments),
+            arguments.name,
+            arguments.folder,
+            policy=policy,
+            notebook=arguments.notebook,
+            limits=_limits(arguments),
+            progress=line.files,
+        )
     for problem in list(report.problems)[:_MOST_PROBLEMS]:
         note(f"Left out: {printable(problem)}")
     note(str(report))
@@ -489,9 +496,14 @@ def _add_verify(commands: Commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.collect import verify
 
-    report = verify(_store(arguments))
+    store = _store(arguments)
+    count = len(store.packs.names())
+    with progress.shown() as line:
+        done = itertools.count(1)
+        report = verify(store, on_pack=lambda name: line.tell(f"pack {next(done)} of {count}"))
     for problem in report.problems:
         print(printable(problem))
     found = f"{len(report.problems)} problems" if report.problems else "all is well"
