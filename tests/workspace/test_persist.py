@@ -127,8 +127,8 @@ def test_many_small_files_are_few_objects(store: Store, new_guest: NewGuest) -> 
     assert snapshot(other.folder) == snapshot(guest.folder)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_hundred_thousand_files(store: Store, new_guest: NewGuest) -> None:
     """And so do a hundred thousand."""
     guest, other = new_guest("one"), new_guest("two")
