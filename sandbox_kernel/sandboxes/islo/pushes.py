@@ -50,7 +50,7 @@ class Pusher:
         self._urgent = 0
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed = self._waking = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender = asyncio.get_running_loop().create_task(self._send())
 
@@ -117,9 +117,13 @@ class Pusher:
     def _wake(self) -> None:
         async def wake() -> None:
             async with self._changed:
+                self._waking = False
                 self._changed.notify_all()
 
-        self._keep(asyncio.get_running_loop().create_task(wake()))
+        # One task for all reasons that there are by then: a hostile sandbox may find many.
+        if not self._waking:
+            self._waking = True
+            self._keep(asyncio.get_running_loop().create_task(wake()))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
