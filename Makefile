@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-all test-microvm lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-all test-browser test-microvm lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -50,6 +50,14 @@ $(VENV)/.lab: $(VENV)/.demo
 	@$(PIP) 'jupyterlab>=4'
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.test
+	@echo "Installing JupyterLab and a browser ..."
+	@$(PIP) -e '.[browser]'
+	@command -v chromium >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } || \
+	  $(PY) -m playwright install chromium
+	@touch $@
+
 # --- see it work -----------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show what it prints
@@ -63,15 +71,18 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then all tests that need no account
 	@# Tests of the jail are skipped where none can be made; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
-	@$(PYTEST) $(PARALLEL) -m 'not live and not long'
+	@$(PYTEST) $(PARALLEL) -m 'not live and not long and not browser'
 	@$(PY) -m tests.microvm --quick
 
 test-fast: $(VENV)/.test  ## the quick tests only
-	@$(PYTEST) $(PARALLEL) -m 'not live and not slow and not faults'
+	@$(PYTEST) $(PARALLEL) -m 'not live and not slow and not faults and not browser'
 
-test-all: lint types coverage-wire  ## all checks, also the long ones and hosted services (needs API keys)
-	@$(PYTEST) $(PARALLEL)
+test-all: lint types coverage-wire test-browser  ## all checks, also the long ones and hosted services (needs API keys)
+	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
+
+test-browser: $(VENV)/.browser  ## JupyterLab in a real browser (Chromium, which it installs)
+	@$(PYTEST) -m browser tests/browser
 
 test-microvm: $(VENV)/.test  ## real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
 	@$(PY) -m tests.microvm

@@ -47,8 +47,8 @@ def make_server(folder: Path) -> Iterator[StartServer]:
     """Makes servers for ``<folder>/root``; what still runs is killed in the end."""
     made: list[JupyterServer] = []
 
-    def make(*options: str) -> JupyterServer:
-        made.append(JupyterServer(folder, folder / "root", *options))
+    def make(*options: str, module: str = "jupyter_server") -> JupyterServer:
+        made.append(JupyterServer(folder, folder / "root", *options, module=module))
         return made[-1]
 
     yield make

@@ -30,18 +30,25 @@ TOKEN = "test-token"
 class JupyterServer:
     """``start`` may be called again after the process has ended: same port, same folder."""
 
-    def __init__(self, folder: Path, root: Path, *options: str, python: str = sys.executable):
+    def __init__(
+        self,
+        folder: Path,
+        root: Path,
+        *options: str,
+        python: str = sys.executable,
+        module: str = "jupyter_server",
+    ) -> None:
         self.root = root
         self._log = folder / "server.log"
         self._options = options
-        self._python = python
+        self._command = [python, "-m", module]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str, wait: bool = True) -> None:
-        command = [self._python, "-m", "jupyter_server", "--no-browser", "--allow-root"]
+        command = [*self._command, "--no-browser", "--allow-root"]
         command += [f"--port={self.port}", "--ServerApp.port_retries=0", "--ip=127.0.0.1"]
         command += [f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.root}"]
         with self._log.open("ab") as log:
