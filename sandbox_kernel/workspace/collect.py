@@ -29,6 +29,8 @@ class CollectReport:
 
     workspaces: Sequence[str] = ()
     """Retired workspaces that were deleted."""
+    saves: int = 0
+    """Saves that were deleted because of ``keep``."""
     packs_deleted: int = 0
     packs_rewritten: int = 0
     bytes_freed: int = 0
@@ -64,10 +66,11 @@ def reachable(store: Store) -> set[bytes]:
 
 
 def collect(
-    store: Store, *, grace: float = GRACE, now: Callable[[], float] = time.time
+    store: Store, *, grace: float = GRACE, keep: int = 0, now: Callable[[], float] = time.time
 ) -> CollectReport:
-    """Free what nothing needs any more. Safe while others save, if ``grace`` is longer than a save
-    takes. Can be broken off at any point."""
+    """Free what nothing needs any more; with ``keep``, only the newest saves of each workspace, so
+    many, count as needed, and the others are deleted. Safe while others save, if ``grace`` is
+    longer than a save takes. Can be broken off at any point."""
     report = CollectReport()
     expired = [
         name for name in store.names(retired=True) if 0 < store.retired(name) <= now() - grace
@@ -75,6 +78,10 @@ def collect(
     for name in expired:
         store.remove(name)
     report.workspaces = expired
+    if keep > 0:
+        for name in store.names(retired=True):
+            for id_ in store.ids(name)[:-keep]:
+                report.saves += store.remove(name, id_)
     store.packs.refresh()
     sizes = store.packs.sizes()
     marks = _marks(store)

@@ -146,6 +146,23 @@ def test_garbage(store: Store, guest: Guest) -> None:
     guest.hydrate(store)
 
 
+def test_only_the_newest_saves_are_kept(store: Store, guest: Guest) -> None:
+    """If that is asked for; what they have in common with older ones stays."""
+    (guest.folder / "same").write_bytes(os.urandom(100_000))
+    for number in range(5):
+        (guest.folder / "changing").write_bytes(os.urandom(100_000) + b"%d" % number)
+        guest.persist(store)
+    ids = store.ids("work")
+    assert collect(store).saves == 0
+    report = collect(store, keep=2, grace=0)
+    assert report.saves == 3
+    assert store.ids("work") == ids[-2:]
+    assert verify(store).problems == []
+    for save in store.saves("work"):
+        assert {path for path, _ in store.files(save)} == {"same", "changing"}
+    assert guest.persist(store).new is False
+
+
 def test_garbage_that_is_needed_again(store: Store, guest: Guest) -> None:
     """A pack that was unused, and is not any more, is kept."""
     data = os.urandom(3_000_000)

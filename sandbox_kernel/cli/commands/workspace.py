@@ -80,6 +80,13 @@ def _workspace(text: str) -> str:
     return name_for_notebook(os.path.abspath(text))
 
 
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"a number of at least 1 is needed, not {text!r}")
+    return number
+
+
 def _add_at(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at",
@@ -201,10 +208,12 @@ def _add_diff(commands: Commands) -> None:
 def _diff(arguments: argparse.Namespace) -> int:
     store = _store(arguments)
     after = store.find(arguments.name, arguments.after)
+    ids = store.ids(arguments.name)
     if arguments.before:
         before: SaveInfo | None = store.find(arguments.name, arguments.before)
     else:
-        before = store.find(arguments.name, after.parent) if after.parent else None
+        # What came before the first, or before all that were kept, was nothing.
+        before = store.find(arguments.name, after.parent) if after.parent in ids else None
     changes = store.diff(before, after)
     if arguments.json:
         print_json([asdict(change) for change in changes])
@@ -338,7 +347,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 
     store = _store(arguments)
     at = arguments.at or store.find(arguments.name).parent
-    if not at:
+    if not at or (not arguments.at and at not in store.ids(arguments.name)):
         raise WorkspaceNotFound(f"The workspace {arguments.name!r} has only one save.")
     made = store.restore(arguments.name, at)
     note(
@@ -376,8 +385,8 @@ def _add_export(commands: Commands) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-files", type=int, metavar="N", help="default: 500,000")
-    parser.add_argument("--max-bytes", type=int, metavar="N", help="default: 20 GiB")
+    parser.add_argument("--max-files", type=_positive, metavar="N", help="default: 500,000")
+    parser.add_argument("--max-bytes", type=_positive, metavar="N", help="default: 20 GiB")
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -464,7 +473,14 @@ def _add_gc(commands: Commands) -> None:
         details="Deletes\nworkspaces whose notebooks were deleted longer ago than the grace time, "
         "and data that has\nbeen unused for so long. --grace 0 deletes at once; then no other "
         "process may be saving.",
-        examples=("workspace gc", "workspace gc --grace 0"),
+        examples=("workspace gc", "workspace gc --keep 100", "workspace gc --grace 0"),
+    )
+    parser.add_argument(
+        "--keep",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="delete all saves but the newest N of each workspace (default: none is deleted)",
     )
     parser.add_argument(
         "--grace", type=float, default=None, metavar="SECONDS", help="default: seven days"
@@ -475,7 +491,9 @@ def _gc(arguments: argparse.Namespace) -> int:
     from sandbox_kernel.workspace.collect import GRACE, collect
 
     grace = GRACE if arguments.grace is None else arguments.grace
-    report = collect(_store(arguments), grace=grace)
+    report = collect(_store(arguments), grace=grace, keep=arguments.keep)
+    if report.saves:
+        print(f"deleted {report.saves} saves")
     for name in report.workspaces:
         print(f"deleted {printable(name)}")
     print(
