@@ -360,18 +360,13 @@ class IsloHandle(SandboxHandle):
         """This sandbox's record as it is now; None if it was removed."""
         if self._record.data.get("elsewhere"):
             return self._record  # another machine has it
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note(self, **facts: Any) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data.update(facts)
-            if record is not self._record:
-                Records().save(record)
+        if self._record.data.get("elsewhere"):
+            self._record.data.update(facts)
+        else:
+            Records().note(self._record, **facts)
 
     # --- its life
 

@@ -14,7 +14,6 @@ from sandbox_kernel.errors import (
     ExecFailed,
     SandboxError,
     SandboxGone,
-    SandboxNotFound,
     SandboxPaused,
     SandboxTimeout,
 )
@@ -231,17 +230,10 @@ class MicrosandboxHandle(SandboxHandle):
 
     def _stored(self) -> Record | None:
         """This sandbox's record as it is now; None if it was removed."""
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note_end(self, reason: str | None) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data["ended"] = reason
-            Records().save(record)
+        Records().note(self._record, ended=reason)
 
     # --- copies
 

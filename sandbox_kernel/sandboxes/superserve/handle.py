@@ -17,7 +17,6 @@ from sandbox_kernel.errors import (
     ExecFailed,
     SandboxError,
     SandboxGone,
-    SandboxNotFound,
     SandboxPaused,
     SandboxTimeout,
 )
@@ -461,17 +460,10 @@ class SuperserveHandle(SandboxHandle):
 
     def _stored(self) -> Record | None:
         """This sandbox's record as it is now; None if it was removed."""
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note(self, **facts: Any) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data.update(facts)
-            Records().save(record)
+        Records().note(self._record, **facts)
 
     # --- copies
 
