@@ -29,7 +29,7 @@ from sandbox_kernel.sandboxes.base import (
 )
 from sandbox_kernel.sandboxes.islo.api import Api, InvalidState
 from sandbox_kernel.sandboxes.islo.stream import IsloStream, relay_command, relay_records
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.islo.client import IsloClient
@@ -436,9 +436,7 @@ class IsloHandle(SandboxHandle):
         except (SandboxNotFound, InvalidState):
             record = self._stored()
             text = str(record.data.get("log", "")) if record else ""
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:
         word = await self._look()

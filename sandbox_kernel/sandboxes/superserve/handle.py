@@ -31,7 +31,7 @@ from sandbox_kernel.sandboxes.base import (
 )
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.superserve.client import SuperserveClient
@@ -497,9 +497,7 @@ class SuperserveHandle(SandboxHandle):
         else:
             script = f"tail -c {_LOG_TAIL} {LOG} 2>/dev/null || true"
             text = (await self.exec("/bin/sh", ["-c", script], cwd="/", timeout=60)).stdout
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:
         detail: dict[str, Any] = {"endpoint": self._record.data.get("base_url")}
