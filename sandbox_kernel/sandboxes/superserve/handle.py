@@ -24,6 +24,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import supervised
 from sandbox_kernel.sandboxes.base import (
     GUEST_PATH,
+    UNPACK,
     SandboxHandle,
     SandboxInfo,
     SnapshotInfo,
@@ -298,7 +299,7 @@ class SuperserveHandle(SandboxHandle):
             await self.exec("rm", ["-f", path], cwd="/", timeout=_TRANSFER_TIMEOUT)
 
     async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
-        arguments = ["-I", "-c", _UNPACK, target, path]
+        arguments = ["-I", "-c", UNPACK, target, path]
         result = await self.exec(
             self.python or "python3", arguments, stdin=stdin, cwd="/", timeout=_TRANSFER_TIMEOUT
         )
@@ -539,10 +540,3 @@ _STATUS = {
     "deleted": "gone",
 }
 _LONG = math.floor(_TRANSFER_TIMEOUT)
-_UNPACK = """
-import os, sys, tarfile
-os.makedirs(sys.argv[1], exist_ok=True)
-source = sys.stdin.buffer if sys.argv[2] == "-" else open(sys.argv[2], "rb")
-with tarfile.open(fileobj=source, mode="r|gz") as archive:
-    archive.extractall(sys.argv[1])
-"""
