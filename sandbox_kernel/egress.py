@@ -34,6 +34,7 @@ PARTS = {
 those that a backend enforces."""
 
 _FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
+"""The field that asks for a part, where it has another name."""
 MAX_RULES = 256
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
@@ -154,9 +155,7 @@ class EgressPolicy:
         for number, rule in enumerate(self.rules):
             for part in rule.parts():
                 if part not in parts:
-                    where = {"wildcard": "host", "address": "host", "deny": "action"}.get(
-                        part, part
-                    )
+                    where = _FIELD_OF.get(part, part)
                     value = getattr(rule, where)
                     value = list(value) if isinstance(value, tuple) else value
                     return f"egress[{number}].{where}={value!r} ({PARTS[part]})"

@@ -83,6 +83,23 @@ class Records:
                 f"`sandbox-kernel ps` lists what there is."
             ) from None
 
+    def current(self, record: Record) -> Record | None:
+        """A sandbox's record as it is on disk now; None if the sandbox was removed, also if
+        another one has its name since."""
+        try:
+            found = self.load(record.backend, record.name)
+        except SandboxNotFound:
+            return None
+        return found if found.id == record.id else None
+
+    def note(self, record: Record, **facts: Any) -> None:
+        """Add the backend's facts to a sandbox's record as it is on disk now. ``record`` itself is
+        left alone, and nothing is written for a sandbox that was removed."""
+        found = self.current(record)
+        if found is not None:
+            found.data.update(facts)
+            self.save(found)
+
     def list(self, backend: str) -> list[Record]:
         """All readable records of a backend, oldest first; an unreadable one is logged."""
         found = []

@@ -1,4 +1,4 @@
-"""Text that may have come from a sandbox, made safe to print and to log."""
+"""Text that may have come from a sandbox: made safe to print and to log, and cut to its end."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def printable(text: str) -> str:
     """The text with control characters escaped, so that it cannot drive the user's terminal.
     Lines and tabs stay."""
     return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def last_lines(text: str, count: int | None) -> str:
+    """At most so many lines at the end of the text; None: all of it."""
+    if count is None:
+        return text
+    return "".join(text.splitlines(keepends=True)[-count:]) if count > 0 else ""

@@ -1,8 +1,9 @@
-"""Text for people and for programs: tables, ages, JSON."""
+"""Text for people and for programs: tables, ages, notes, JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,11 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds // size)}{unit}"
     return f"{int(seconds // 86400)}d"
+
+
+def note(text: str) -> None:
+    """A problem that does not keep the command from doing its work."""
+    print(f"sandbox-kernel: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

@@ -316,7 +316,7 @@ class SandboxHandle(ABC):
         """Put the files of a host folder into a folder of the sandbox, which is made if need be.
         The default sends a tar archive through an exec's stdin; the sandbox needs Python."""
         archive = await asyncio.to_thread(packed, folder)
-        arguments = ["-I", "-c", _UNPACK, target]
+        arguments = ["-I", "-c", UNPACK, target, "-"]
         result = await self.exec(self.python or "python3", arguments, stdin=archive, timeout=600)
         if not result.ok:
             raise ExecFailed(
@@ -447,12 +447,15 @@ class Diagnosis:
     fix: str = ""
 
 
-_UNPACK = """
+UNPACK = """
 import os, sys, tarfile
 os.makedirs(sys.argv[1], exist_ok=True)
-with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+source = sys.stdin.buffer if sys.argv[2] == "-" else open(sys.argv[2], "rb")
+with tarfile.open(fileobj=source, mode="r|gz") as archive:
     archive.extractall(sys.argv[1])
 """
+"""The program, for the sandbox's Python, that unpacks what ``packed`` gave into the folder that is
+its first argument: from the file that is its second, or from stdin (``-``)."""
 
 
 def packed(folder: str) -> bytes:

@@ -16,14 +16,18 @@ _MAX_READ = 2**20
 
 def read_tail(path: Path, limit: int = _MAX_READ) -> str:
     """The end of a file that the sandbox had a hand in, without what could drive a terminal."""
+    return printable(read_end(path, limit))
+
+
+def read_end(path: Path, limit: int = _MAX_READ) -> str:
+    """The end of such a file as it stands there. Empty if there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
-            text = file.read(limit).decode(errors="replace")
+            return file.read(limit).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return printable(text)
 
 
 def remove_tree(root: Path) -> None:

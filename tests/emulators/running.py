@@ -20,22 +20,62 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from .faults import Faults
+from .http import Server
+from .network import Gateway
 
 START_TIMEOUT = 60.0
+
+
+class Service(Protocol):
+    """The state of an emulated service."""
+
+    api_key: str
+
+    async def close(self) -> None:
+        """End all sandboxes."""
 
 
 class Emulator(ABC):
     """One emulated service. The main program makes it, and closes it in any case."""
 
+    def __init__(self) -> None:
+        self._service: Service | None = None
+        self._server: Server | None = None
+
     @abstractmethod
+    def make(self, folder: Path, server: Server, faults: Faults) -> Service:
+        """The service, whose routes are added to the server."""
+
+    @abstractmethod
+    async def environment(
+        self, key: str, base: str, *, folder: Path, server: Server, delay: float
+    ) -> Mapping[str, str]:
+        """The variables by which the SDK finds the service, which listens at ``base`` in plain
+        HTTP, and for this API key."""
+
     async def start(self, folder: Path, delay: float) -> tuple[str, Mapping[str, str]]:
         """Serve; the address of its own routes (faults and more), and the environment variables
         by which the SDK finds the service."""
+        faults = Faults()
+        server = self._server = Server(faults.around)
+        faults.add_routes(server)
+        service = self._service = self.make(folder, server, faults)
+        plain = await server.listen()
+        port = await Gateway(plain, delay=delay).listen() if delay else plain
+        env = await self.environment(
+            service.api_key, f"http://127.0.0.1:{port}", folder=folder, server=server, delay=delay
+        )
+        return f"http://127.0.0.1:{plain}", env
 
-    @abstractmethod
     async def close(self) -> None:
-        """End all sandboxes."""
+        """End all sandboxes, then stop to serve."""
+        if self._service is not None:
+            await self._service.close()
+        if self._server is not None:
+            await self._server.close()
 
 
 def main(emulator: Emulator, name: str) -> None:

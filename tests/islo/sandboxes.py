@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox_kernel.sandboxes.islo import IsloClient
-from sandbox_kernel.sandboxes.islo.handle import IsloHandle
-from sandbox_kernel.spec import SandboxSpec
-
+from ..emulators.islo.state import Settings
 from ..emulators.running import Running
-
-LIMIT = 120.0
-
-
-@contextlib.asynccontextmanager
-async def sandbox(client: IsloClient, **fields: Any) -> AsyncIterator[IsloHandle]:
-    """A sandbox of the test's own."""
-    handle = await client.create(SandboxSpec.from_mapping(fields))
-    try:
-        yield handle
-    finally:
-        await client.remove(handle.name)
 
 
 def account(emulator: Running) -> dict[str, Any]:
@@ -32,13 +15,12 @@ def account(emulator: Running) -> dict[str, Any]:
     return found
 
 
-def set_status(emulator: Running, handle: IsloHandle, status: str) -> None:
-    emulator.ask("POST", f"/_emulator/sandboxes/{handle.id}/status", status)
-
-
 def settings(emulator: Running, **values: Any) -> None:
     emulator.ask("POST", "/_emulator/settings", values)
 
 
-def creations(emulator: Running) -> int:
-    return emulator.requests().count("POST /sandboxes")
+def tidy(emulator: Running) -> None:
+    """The usual settings. Nothing may be left in the account."""
+    settings(emulator, **vars(Settings()))
+    left = emulator.ask("POST", "/_emulator/reset")
+    assert left == [], "the test left something in the account"

@@ -24,7 +24,8 @@ from sandbox_kernel.spec import SandboxSpec
 from ..conformance.conftest import until
 from ..conformance.test_surface import not_running
 from ..emulators.running import Running
-from .sandboxes import LIMIT, account, creations, sandbox, set_status, settings
+from ..hosted.sandboxes import LIMIT, creations, sandbox, set_status
+from .sandboxes import account, settings
 
 CREATE = "POST /sandboxes$"
 EXEC = "POST /sandboxes/[^/]+/exec$"

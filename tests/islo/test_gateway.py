@@ -17,7 +17,8 @@ from sandbox_kernel.spec import SandboxSpec
 
 from ..emulators.islo.state import decide
 from ..emulators.running import Running
-from .sandboxes import account, sandbox
+from ..hosted.sandboxes import sandbox
+from .sandboxes import account
 
 RULES = [
     {"host_pattern": "api.example", "action": "allow", "rate_limit_rpm": 120, "priority": 3},

@@ -16,7 +16,7 @@ from sandbox_kernel.sandboxes.islo.pushes import PUSH, WINDOW, Pusher
 from sandbox_kernel.sandboxes.islo.sse import Event, EventParser
 from sandbox_kernel.sandboxes.islo.stream import Records
 
-from .sandboxes import LIMIT, sandbox
+from ..hosted.sandboxes import LIMIT, sandbox
 
 EVENTS = (
     b": a comment\n\n"

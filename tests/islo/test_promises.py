@@ -15,7 +15,8 @@ from sandbox_kernel.sandboxes.islo import IsloClient
 from sandbox_kernel.spec import SandboxSpec
 
 from ..emulators.running import Running
-from .sandboxes import LIMIT, account, sandbox
+from ..hosted.sandboxes import LIMIT, sandbox
+from .sandboxes import account
 
 
 async def test_env_reaches_exec(client: IsloClient, emulator: Running) -> None:
@@ -56,24 +57,6 @@ async def test_a_folder_is_uploaded_in_one_request(
         assert sum(line.endswith("/files") for line in emulator.requests()) == 1
         result = await handle.shell("cat there/sub/* | wc -c; ls -A /workspace", timeout=LIMIT)
         assert result.stdout.split() == ["2860000", "there"]
-
-
-async def test_endpoint_overrides_are_kept_on_resume(
-    client: IsloClient, emulator: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sandbox that was made at another address is looked for there, whatever is set now."""
-    async with sandbox(client) as handle:
-        await handle.pause()
-        for elsewhere in ("http://127.0.0.1:9", None):
-            for variable in ("ISLO_BASE_URL", "ISLO_COMPUTE_URL"):
-                if elsewhere:
-                    monkeypatch.setenv(variable, elsewhere)
-                else:
-                    monkeypatch.delenv(variable)
-            again = await IsloClient().get(handle.name)
-            await again.resume()
-            assert (await again.shell("echo there", timeout=LIMIT)).stdout == "there\n"
-            await again.pause()
 
 
 async def test_no_api_key_in_serialized_state(

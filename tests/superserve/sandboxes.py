@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox_kernel.sandboxes.superserve import SuperserveClient
-from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
-from sandbox_kernel.spec import SandboxSpec
-
 from ..emulators.running import Running
-
-LIMIT = 120.0
-
-
-@contextlib.asynccontextmanager
-async def sandbox(client: SuperserveClient, **fields: Any) -> AsyncIterator[SuperserveHandle]:
-    """A sandbox of the test's own."""
-    handle = await client.create(SandboxSpec.from_mapping(fields))
-    try:
-        yield handle
-    finally:
-        await client.remove(handle.name)
 
 
 def at_the_service(emulator: Running) -> list[dict[str, Any]]:
@@ -31,9 +13,9 @@ def at_the_service(emulator: Running) -> list[dict[str, Any]]:
     return found
 
 
-def set_status(emulator: Running, handle: SuperserveHandle, status: str) -> None:
-    emulator.ask("POST", f"/_emulator/sandboxes/{handle.id}/status", status)
-
-
-def creations(emulator: Running) -> int:
-    return emulator.requests().count("POST /sandboxes")
+def tidy(emulator: Running) -> None:
+    """The usual settings, and no sandboxes."""
+    settings = {"chunk": 32767, "rate": 0, "resume_seconds": 0.02}
+    emulator.ask("POST", "/_emulator/settings", settings)
+    for sandbox in at_the_service(emulator):
+        emulator.ask("POST", f"/_emulator/sandboxes/{sandbox['id']}/status", "deleted")

@@ -24,7 +24,8 @@ from sandbox_kernel.tunnel import background
 from ..conformance.test_kernels import execute, kernel, sandboxed
 from ..conformance.test_surface import not_running
 from ..emulators.running import Running
-from .sandboxes import LIMIT, at_the_service, creations, sandbox, set_status
+from ..hosted.sandboxes import LIMIT, creations, sandbox, set_status
+from .sandboxes import at_the_service
 
 CREATE = "POST /sandboxes$"
 

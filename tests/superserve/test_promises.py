@@ -16,7 +16,8 @@ from sandbox_kernel.spec import SandboxSpec
 
 from ..conformance.conftest import until
 from ..emulators.running import Running
-from .sandboxes import LIMIT, at_the_service, sandbox
+from ..hosted.sandboxes import LIMIT, sandbox
+from .sandboxes import at_the_service
 
 
 async def test_env_reaches_exec(client: SuperserveClient, emulator: Running) -> None:
@@ -63,23 +64,6 @@ async def test_large_folders_go_by_the_files_api(
         result = await handle.shell(script, timeout=LIMIT)
         assert result.stdout.split()[0] == "small3000000"
         assert ".tgz" not in result.stdout
-
-
-async def test_endpoint_overrides_are_kept_on_resume(
-    client: SuperserveClient, emulator: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sandbox that was made at another address is looked for there, whatever is set now."""
-    async with sandbox(client) as handle:
-        await handle.pause()
-        for elsewhere in ("http://127.0.0.1:9", None):
-            if elsewhere:
-                monkeypatch.setenv("SUPERSERVE_BASE_URL", elsewhere)
-            else:
-                monkeypatch.delenv("SUPERSERVE_BASE_URL")
-            again = await SuperserveClient().get(handle.name)
-            await again.resume()
-            assert (await again.shell("echo there", timeout=LIMIT)).stdout == "there\n"
-            await again.pause()
 
 
 async def test_no_api_key_in_serialized_state(

@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox_kernel.cli.commands.ps import note
 from sandbox_kernel.cli.foreground import Interrupted
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, print_json, table
+from sandbox_kernel.cli.text import age, note, print_json, table
 from sandbox_kernel.text import printable
 
 _HEADING = ("NAME", "DIGEST", "SIZE", "PYTHON", "ARCHITECTURE", "AGE")

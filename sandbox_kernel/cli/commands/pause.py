@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.ps import note
+from sandbox_kernel.cli.each import each, named
 from sandbox_kernel.cli.find import sandbox
 from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
-from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.text import printable
 
 
 def add(commands: Commands) -> None:
@@ -38,26 +35,18 @@ def add(commands: Commands) -> None:
 
 
 def run_pause(arguments: argparse.Namespace) -> int:
-    return _each("pause", arguments)
+    return each(named(arguments), _pause)
 
 
 def run_resume(arguments: argparse.Namespace) -> int:
-    return _each("resume", arguments)
+    return each(named(arguments), _resume)
 
 
-def _each(what: str, arguments: argparse.Namespace) -> int:
-    failed = False
-    for name in arguments.names:
-        try:
-            foreground.run(_do(what, name, arguments.backend))
-        except (SandboxError, OSError) as error:
-            note(str(error))
-            failed = True
-        else:
-            print(printable(name))
-    return 1 if failed else 0
-
-
-async def _do(what: str, name: str, backend: str | None) -> None:
+async def _pause(name: str, backend: str | None) -> None:
     async with sandbox(name, backend) as (_, handle):
-        await (handle.pause() if what == "pause" else handle.resume())
+        await handle.pause()
+
+
+async def _resume(name: str, backend: str | None) -> None:
+    async with sandbox(name, backend) as (_, handle):
+        await handle.resume()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find import Found, survey
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, print_json, table
+from sandbox_kernel.cli.text import age, note, print_json, table
 from sandbox_kernel.text import printable
 
 _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "LIMITS")
@@ -46,11 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(table([_HEADING, *map(_row, shown)]))
     return 0
-
-
-def note(text: str) -> None:
-    """A problem that does not keep the command from doing its work."""
-    print(f"sandbox-kernel: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _plain(sandbox: Found) -> dict[str, object]:

@@ -6,11 +6,10 @@ import argparse
 import sys
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.ps import note
+from sandbox_kernel.cli.each import each, named
 from sandbox_kernel.cli.find import Found, sandbox, survey
 from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
-from sandbox_kernel.errors import SandboxError, SandboxNotFound
-from sandbox_kernel.text import printable
+from sandbox_kernel.cli.text import note
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if bool(arguments.names) == arguments.all:
         arguments.parser.error("name the sandboxes to remove, or say --all")
     if not arguments.all:
-        return _each([(name, arguments.backend) for name in arguments.names])
+        return _remove_each(named(arguments))
     found = [
         sandbox
         for sandbox in foreground.run(survey(note))
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if doomed and not arguments.force and not _confirmed(doomed):
         note("Nothing was removed.")
         return 1
-    return _each([(s.info.name, s.info.backend) for s in doomed])
+    return _remove_each([(s.info.name, s.info.backend) for s in doomed])
 
 
 def _confirmed(doomed: list[Found]) -> bool:
@@ -65,19 +64,8 @@ def _confirmed(doomed: list[Found]) -> bool:
         return False
 
 
-def _each(sandboxes: list[tuple[str, str | None]]) -> int:
-    failed = False
-    for name, backend in sandboxes:
-        try:
-            foreground.run(_remove(name, backend))
-        except SandboxNotFound as error:
-            note(f"{error} Nothing to remove.")
-        except (SandboxError, OSError) as error:
-            note(str(error))
-            failed = True
-        else:
-            print(printable(name))
-    return 1 if failed else 0
+def _remove_each(sandboxes: list[tuple[str, str | None]]) -> int:
+    return each(sandboxes, _remove, absent="Nothing to remove.")
 
 
 async def _remove(name: str, backend: str | None) -> None:

@@ -11,9 +11,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sandbox_kernel.cli.commands.ps import note
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, print_json, table
+from sandbox_kernel.cli.text import age, note, print_json, table
 from sandbox_kernel.text import printable
 
 if TYPE_CHECKING:  # importing it takes time that other commands need not spend

@@ -14,7 +14,7 @@ from sandbox_kernel.sandboxes.boxlite.facts import BoxHandle
 from sandbox_kernel.sandboxes.boxlite.link import BoxStream
 from sandbox_kernel.sandboxes.boxlite.notes import Notes
 from sandbox_kernel.sandboxes.boxlite.sizes import limits
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
@@ -98,9 +98,7 @@ class DirectHandle(BoxHandle):
             text = printable(str(await link.request("logs")))
         except SandboxGone:
             text = self._notes.read("log") or await self._client.console(self._record)
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:
         runtime = self._client.runtime

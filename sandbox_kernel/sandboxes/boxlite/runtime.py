@@ -28,6 +28,7 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.sandboxes.boxlite.facts import home, remote
 from sandbox_kernel.sandboxes.boxlite.image import Image
+from sandbox_kernel.sandboxes.files import read_end
 from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.text import printable
 
@@ -215,9 +216,7 @@ class Runtime:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * CONSOLE_TAIL))
-            text = file.read(2 * CONSOLE_TAIL).decode(errors="replace")
+        text = read_end(path, 2 * CONSOLE_TAIL)
     except OSError:
         return ""
     return printable(_ANSI.sub("", text)).strip()[-CONSOLE_TAIL:]

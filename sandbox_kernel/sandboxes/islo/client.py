@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation
 from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient
+from sandbox_kernel.sandboxes.hosted import label
 from sandbox_kernel.sandboxes.islo import gateway
 from sandbox_kernel.sandboxes.islo.api import Api, Endpoint, Unsure, api_key
 from sandbox_kernel.sandboxes.islo.handle import MARKER, STATES, IsloHandle, whole_seconds
@@ -51,13 +51,13 @@ _ELSEWHERE = "The sandbox runs elsewhere and sees nothing of this host; copy fil
 
 def prefix() -> str:
     """What the names of our sandboxes begin with; ``SANDBOX_KERNEL_LABEL`` sets ours apart."""
-    label = os.environ.get("SANDBOX_KERNEL_LABEL", "default")
-    if not _LABEL.fullmatch(label):
+    ours = label()
+    if not _LABEL.fullmatch(ours):
         raise SpecError(
             f"SANDBOX_KERNEL_LABEL has small letters, digits and single hyphens between them; "
-            f"{label!r} does not fit."
+            f"{ours!r} does not fit."
         )
-    return f"sk-{label}--"
+    return f"sk-{ours}--"
 
 
 class IsloClient(SandboxClient):

@@ -29,7 +29,7 @@ from sandbox_kernel.sandboxes.base import (
 )
 from sandbox_kernel.sandboxes.islo.api import Api, InvalidState
 from sandbox_kernel.sandboxes.islo.stream import IsloStream, relay_command, relay_records
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.islo.client import IsloClient
@@ -360,18 +360,13 @@ class IsloHandle(SandboxHandle):
         """This sandbox's record as it is now; None if it was removed."""
         if self._record.data.get("elsewhere"):
             return self._record  # another machine has it
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note(self, **facts: Any) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data.update(facts)
-            if record is not self._record:
-                Records().save(record)
+        if self._record.data.get("elsewhere"):
+            self._record.data.update(facts)
+        else:
+            Records().note(self._record, **facts)
 
     # --- its life
 
@@ -441,9 +436,7 @@ class IsloHandle(SandboxHandle):
         except (SandboxNotFound, InvalidState):
             record = self._stored()
             text = str(record.data.get("log", "")) if record else ""
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:
         word = await self._look()

@@ -14,11 +14,10 @@ from importlib import resources
 from typing import Any
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
-from sandbox_kernel.sandboxes.base import ExecStream
 from sandbox_kernel.sandboxes.islo.api import Api
 from sandbox_kernel.sandboxes.islo.pushes import PUSH, Execute, Pusher
 from sandbox_kernel.sandboxes.islo.sse import EventParser
-from sandbox_kernel.sandboxes.pieces import Pieces
+from sandbox_kernel.sandboxes.pieces import PiecesStream
 from sandbox_kernel.text import printable
 
 log = logging.getLogger(__name__)
@@ -71,20 +70,16 @@ def relay_records(text: str) -> list[tuple[str, bytes]]:
     return Records().feed(text)
 
 
-class IsloStream(ExecStream):
+class IsloStream(PiecesStream):
     """A running command. Make it with ``open``."""
 
     write_ahead = PUSH
 
     def __init__(self, folder: str, execute: Execute, why_broken: WhyBroken) -> None:
+        super().__init__()
         self._pusher = Pusher(folder, execute)
         self._why_broken = why_broken
-        self._out, self._err = Pieces(), Pieces()
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._code: int | None = None
-        self._failure: SandboxError | None = None
-        self._over = asyncio.Event()
-        self._closed = False
         self._said = ""
         self._task: asyncio.Task[None]
 
@@ -119,12 +114,6 @@ class IsloStream(ExecStream):
 
     # --- the surface
 
-    async def read(self) -> bytes:
-        return await self._out.get()
-
-    async def read_stderr(self) -> bytes:
-        return await self._err.get()
-
     async def write(self, data: bytes) -> None:
         if self._over.is_set():
             raise BrokenPipeError("the command has ended")
@@ -133,12 +122,6 @@ class IsloStream(ExecStream):
 
     async def close_stdin(self) -> None:
         await self._pusher.end()
-
-    async def wait(self) -> int:
-        await self._over.wait()
-        if self._code is not None:
-            return self._code
-        raise self._failure or SandboxError("the stream was closed before the command ended")
 
     async def send_signal(self, signum: int) -> None:
         if not self._over.is_set():

@@ -55,6 +55,7 @@ from sandbox_kernel.sandboxes.local.stream import (
 )
 from sandbox_kernel.sandboxes.processes import ProcessId, reap
 from sandbox_kernel.spec import SandboxSpec
+from sandbox_kernel.text import last_lines
 
 _log = logging.getLogger(__name__)
 
@@ -143,10 +144,7 @@ class LocalHandle(SandboxHandle):
         await asyncio.to_thread(_kill, self._record)
 
     async def logs(self, *, tail: int | None = None) -> str:
-        text = await asyncio.to_thread(read_tail, self._folders.log)
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(await asyncio.to_thread(read_tail, self._folders.log), tail)
 
     async def info(self) -> SandboxInfo:
         state: dict[str, Any] = {}

@@ -14,7 +14,6 @@ from sandbox_kernel.errors import (
     ExecFailed,
     SandboxError,
     SandboxGone,
-    SandboxNotFound,
     SandboxPaused,
     SandboxTimeout,
 )
@@ -22,7 +21,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.microsandbox import machine, scripts
 from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.microsandbox.client import MicrosandboxClient
@@ -231,17 +230,10 @@ class MicrosandboxHandle(SandboxHandle):
 
     def _stored(self) -> Record | None:
         """This sandbox's record as it is now; None if it was removed."""
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note_end(self, reason: str | None) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data["ended"] = reason
-            Records().save(record)
+        Records().note(self._record, ended=reason)
 
     # --- copies
 
@@ -263,10 +255,7 @@ class MicrosandboxHandle(SandboxHandle):
 
     async def logs(self, *, tail: int | None = None) -> str:
         """What was written to the VM's console, by its kernel and by spawned commands."""
-        text = await asyncio.to_thread(machine.console, self._vm)
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(await asyncio.to_thread(machine.console, self._vm), tail)
 
     async def info(self) -> SandboxInfo:
         status = await self._status()

@@ -22,6 +22,7 @@ import microsandbox as sdk
 from microsandbox import _microsandbox as native
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
+from sandbox_kernel.sandboxes.files import read_end
 from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.text import printable
 
@@ -189,10 +190,4 @@ def why_not_started(vm: str) -> str:
 
 
 def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            text = file.read(_TAIL).decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return text.replace("\r\n", "\n")
+    return read_end(path, _TAIL).replace("\r\n", "\n")

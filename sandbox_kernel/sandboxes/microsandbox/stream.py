@@ -13,15 +13,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
-from sandbox_kernel.sandboxes.base import ExecStream
-from sandbox_kernel.sandboxes.pieces import Pieces
+from sandbox_kernel.sandboxes.pieces import PiecesStream
 
 _PIECE = 64 * 1024
 _CLOSE_TIMEOUT = 10.0
 _KILLED_BY_SIGNAL = -1
 
 
-class MicrosandboxStream(ExecStream):
+class MicrosandboxStream(PiecesStream):
     """A running command. ``open`` has seen that it was started."""
 
     def __init__(
@@ -31,16 +30,12 @@ class MicrosandboxStream(ExecStream):
         signal_of: Callable[[int], Awaitable[int | None]],
         why_broken: Callable[[], Awaitable[SandboxError]],
     ) -> None:
+        super().__init__()
         self._handle = handle
         self._stdin = handle.take_stdin()
         self._pid = pid
         self._signal_of = signal_of
         self._why_broken = why_broken
-        self._out, self._err = Pieces(), Pieces()
-        self._code: int | None = None
-        self._failure: SandboxError | None = None
-        self._over = asyncio.Event()
-        self._closed = False
         self._sent: int | None = None
         self._task = asyncio.get_running_loop().create_task(self._take_in())
 
@@ -65,12 +60,6 @@ class MicrosandboxStream(ExecStream):
             )
         return cls(handle, int(event.pid or 0), signal_of, why_broken)
 
-    async def read(self) -> bytes:
-        return await self._out.get()
-
-    async def read_stderr(self) -> bytes:
-        return await self._err.get()
-
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
         for start in range(0, len(view), _PIECE):
@@ -78,29 +67,17 @@ class MicrosandboxStream(ExecStream):
 
     async def _write(self, piece: bytes) -> None:
         # The SDK does not tell a writer that the command has ended.
-        writing = asyncio.ensure_future(self._stdin.write(piece))
-        over = asyncio.ensure_future(self._over.wait())
+        writing = self._stdin.write(piece)
         try:
-            await asyncio.wait({writing, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                raise BrokenPipeError("the command has ended")
-            error = writing.exception()
-            if error is not None:
-                raise BrokenPipeError(f"the command takes no input: {error}") from error
-        finally:
-            for task in (writing, over):
-                task.cancel()
+            await self._unless_over(writing)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            raise BrokenPipeError(f"the command takes no input: {error}") from error
 
     async def close_stdin(self) -> None:
         with contextlib.suppress(Exception):  # the command has ended, and its stdin with it
             await self._stdin.close()
-
-    async def wait(self) -> int:
-        await self._over.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._code is not None
-        return self._code
 
     async def send_signal(self, signum: int) -> None:
         if not self._over.is_set():

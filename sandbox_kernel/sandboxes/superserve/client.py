@@ -30,6 +30,7 @@ from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation
 from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient, SnapshotInfo
+from sandbox_kernel.sandboxes.hosted import label
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
 from sandbox_kernel.spec import SandboxSpec, check_name
@@ -217,7 +218,7 @@ class SuperserveClient(SandboxClient):
 
     async def _foreign(self, name: str) -> Record | None:
         try:
-            found = await api.find({request.LABEL: request.label(), request.NAME: name}, None)
+            found = await api.find({request.LABEL: label(), request.NAME: name}, None)
             if not found and _is_id(name):
                 remote = api.remote(name, None)
                 found = [await remote.get_info()]
@@ -240,7 +241,7 @@ class SuperserveClient(SandboxClient):
         if not api.has_key():
             return names
         try:
-            found = await api.find({request.LABEL: request.label()}, None)
+            found = await api.find({request.LABEL: label()}, None)
         except api.ERRORS as error:
             raise api.translated(error, "The sandboxes could not be listed") from error
         known = {record.id for record in records}
@@ -385,7 +386,7 @@ class SuperserveClient(SandboxClient):
         if not api.has_key():
             return [*found, Diagnosis(False, f"{api.KEY} is not set", api.NO_KEY)]
         try:
-            listed = await api.find({request.LABEL: request.label()}, None)
+            listed = await api.find({request.LABEL: label()}, None)
         except (*api.ERRORS, SandboxUnavailable) as error:
             said = str(api.translated(error, "it was asked for our sandboxes"))
             where = f"Is the network there, and {api.KEY} right?"
@@ -400,7 +401,7 @@ class SuperserveClient(SandboxClient):
 
 
 def _tag(record: Record) -> dict[str, str]:
-    return {request.LABEL: request.label(), request.REQUEST: record.data["request"]}
+    return {request.LABEL: label(), request.REQUEST: record.data["request"]}
 
 
 def _notes() -> Records:

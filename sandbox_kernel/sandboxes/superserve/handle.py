@@ -17,7 +17,6 @@ from sandbox_kernel.errors import (
     ExecFailed,
     SandboxError,
     SandboxGone,
-    SandboxNotFound,
     SandboxPaused,
     SandboxTimeout,
 )
@@ -25,6 +24,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import supervised
 from sandbox_kernel.sandboxes.base import (
     GUEST_PATH,
+    UNPACK,
     SandboxHandle,
     SandboxInfo,
     SnapshotInfo,
@@ -32,7 +32,7 @@ from sandbox_kernel.sandboxes.base import (
 )
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
-from sandbox_kernel.text import printable
+from sandbox_kernel.text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.superserve.client import SuperserveClient
@@ -299,7 +299,7 @@ class SuperserveHandle(SandboxHandle):
             await self.exec("rm", ["-f", path], cwd="/", timeout=_TRANSFER_TIMEOUT)
 
     async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
-        arguments = ["-I", "-c", _UNPACK, target, path]
+        arguments = ["-I", "-c", UNPACK, target, path]
         result = await self.exec(
             self.python or "python3", arguments, stdin=stdin, cwd="/", timeout=_TRANSFER_TIMEOUT
         )
@@ -461,17 +461,10 @@ class SuperserveHandle(SandboxHandle):
 
     def _stored(self) -> Record | None:
         """This sandbox's record as it is now; None if it was removed."""
-        try:
-            record = Records().load(self.backend, self.name)
-        except SandboxNotFound:
-            return None
-        return record if record.id == self.id else None
+        return Records().current(self._record)
 
     def _note(self, **facts: Any) -> None:
-        record = self._stored()
-        if record is not None:
-            record.data.update(facts)
-            Records().save(record)
+        Records().note(self._record, **facts)
 
     # --- copies
 
@@ -505,9 +498,7 @@ class SuperserveHandle(SandboxHandle):
         else:
             script = f"tail -c {_LOG_TAIL} {LOG} 2>/dev/null || true"
             text = (await self.exec("/bin/sh", ["-c", script], cwd="/", timeout=60)).stdout
-        if tail is None:
-            return text
-        return "".join(text.splitlines(keepends=True)[-tail:]) if tail > 0 else ""
+        return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:
         detail: dict[str, Any] = {"endpoint": self._record.data.get("base_url")}
@@ -549,10 +540,3 @@ _STATUS = {
     "deleted": "gone",
 }
 _LONG = math.floor(_TRANSFER_TIMEOUT)
-_UNPACK = """
-import os, sys, tarfile
-os.makedirs(sys.argv[1], exist_ok=True)
-source = sys.stdin.buffer if sys.argv[2] == "-" else open(sys.argv[2], "rb")
-with tarfile.open(fileobj=source, mode="r|gz") as archive:
-    archive.extractall(sys.argv[1])
-"""

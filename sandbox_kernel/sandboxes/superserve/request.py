@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from superserve import NetworkConfig
 from sandbox_kernel.egress import ALLOW, EgressPolicy
 from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.sandboxes.base import Capabilities
+from sandbox_kernel.sandboxes.hosted import label
 from sandbox_kernel.spec import SandboxSpec
 
 BACKEND = "superserve"
@@ -58,11 +58,6 @@ CAPABILITIES = Capabilities(
         "egress.rate_limit_rpm": "Superserve's rules know no rates.",
     },
 )
-
-
-def label() -> str:
-    """Under which sandboxes of several machines belong together."""
-    return os.environ.get("SANDBOX_KERNEL_LABEL", "default")
 
 
 def tags(spec: SandboxSpec, request: str) -> dict[str, str]:

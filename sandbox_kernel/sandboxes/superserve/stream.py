@@ -18,8 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes import supervised
-from sandbox_kernel.sandboxes.base import ExecStream
-from sandbox_kernel.sandboxes.pieces import Pieces
+from sandbox_kernel.sandboxes.pieces import PiecesStream
 from sandbox_kernel.text import printable
 
 _STDIN, _STDOUT, _STDERR = b"\0", 1, 2
@@ -34,7 +33,7 @@ Tool = Callable[[str], Awaitable[int]]
 WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 
 
-class SuperserveStream(ExecStream):
+class SuperserveStream(PiecesStream):
     """A running command. ``open`` has seen that it was started."""
 
     def __init__(
@@ -45,20 +44,16 @@ class SuperserveStream(ExecStream):
         why_broken: WhyBroken,
         python: str,
     ) -> None:
+        super().__init__()
         self._socket = socket
         self._marks = marks
         self._tool = tool
         self._why_broken = why_broken
         self._python = python
-        self._out, self._err = Pieces(), Pieces()
         self._process: tuple[int, str] | None = None
-        self._code: int | None = None
         self._service_code: int | None = None
-        self._failure: SandboxError | None = None
         self._refused = ""
         self._started = asyncio.Event()
-        self._over = asyncio.Event()
-        self._closed = False
         self.on_close: Callable[[], object] = lambda: None
         self._task = asyncio.get_running_loop().create_task(self._take_in())
 
@@ -98,28 +93,14 @@ class SuperserveStream(ExecStream):
             raise ExecFailed(f"{command!r} could not be run in sandbox {sandbox!r}: {said.strip()}")
         return stream
 
-    async def read(self) -> bytes:
-        return await self._out.get()
-
-    async def read_stderr(self) -> bytes:
-        return await self._err.get()
-
     async def write(self, data: bytes) -> None:
         if self._over.is_set():
             raise BrokenPipeError("the command has ended")
-        sending = asyncio.ensure_future(self._send(data))
-        over = asyncio.ensure_future(self._over.wait())
         try:
             # The service takes no more when the command does not read; then it may end.
-            await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise BrokenPipeError("the command has ended")
-            sending.result()
+            await self._unless_over(self._send(data))
         except ConnectionClosed as error:
             raise BrokenPipeError("the connection to the command is closed") from error
-        finally:
-            for task in (sending, over):
-                task.cancel()
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -129,13 +110,6 @@ class SuperserveStream(ExecStream):
     async def close_stdin(self) -> None:
         with contextlib.suppress(ConnectionClosed):  # the command has ended, and its stdin with it
             await self._socket.send(json.dumps({"type": "stdin_close"}))
-
-    async def wait(self) -> int:
-        await self._over.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._code is not None
-        return self._code
 
     async def send_signal(self, signum: int) -> None:
         if self._process is not None and not self._over.is_set():

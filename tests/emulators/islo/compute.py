@@ -17,9 +17,10 @@ from sandbox_kernel.sandboxes.base import ExecStream
 
 from ..faults import Faults
 from ..http import Request, Response, Server, Stream
+from ..service import Refused
 from .control import authorized
 from .multipart import uploaded
-from .state import Refused, Sandbox, Service
+from .state import Sandbox, Service
 
 _NAME = "/sandboxes/([^/]+)"
 

@@ -12,7 +12,8 @@ import time
 import uuid
 
 from ..http import Handler, Request, Response, Server
-from .state import Profile, Refused, Service
+from ..service import Refused
+from .state import Profile, Service
 
 _PROFILE = "/gateway/profiles/([^/]+)"
 

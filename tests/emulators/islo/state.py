@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,9 @@ from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.base import ExecStream
 
 from ..jails import Jail
+from ..service import Refused, when
 
 TICK = 0.1
-
-
-class Refused(Exception):
-    """A request that is answered with an error, as the service words it."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
 
 
 @dataclass
@@ -95,13 +87,12 @@ class Sandbox:
         return (self.request.get("lifecycle") or {}).get(key)
 
     def as_json(self) -> dict[str, Any]:
-        when = datetime.fromtimestamp(self.created, timezone.utc).isoformat()
         return {
             "id": self.id,
             "name": self.name,
             "status": self.status,
             "image": self.request.get("image") or "islo/base",
-            "created_at": when.replace("+00:00", "Z"),
+            "created_at": when(self.created),
             "lifecycle": self.request.get("lifecycle"),
             "spec": {
                 "vcpus": self.request.get("vcpus") or 1,

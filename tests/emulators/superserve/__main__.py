@@ -21,35 +21,25 @@ HOST = "sandbox.superserve.ai"
 class Superserve(Emulator):
     """Control plane in plain HTTP, data plane behind a proxy that ends TLS for its name."""
 
-    def __init__(self) -> None:
-        self._service: Service | None = None
-        self._server: Server | None = None
-
-    async def start(self, folder: Path, delay: float) -> tuple[str, Mapping[str, str]]:
-        faults = Faults()
-        server = self._server = Server(faults.around)
-        service = self._service = Service(folder, server.drop)
-        faults.add_routes(server)
+    def make(self, folder: Path, server: Server, faults: Faults) -> Service:
+        service = Service(folder, server.drop)
         ControlPlane(service, server)
         DataPlane(service, server, faults)
+        return service
+
+    async def environment(
+        self, key: str, base: str, *, folder: Path, server: Server, delay: float
+    ) -> Mapping[str, str]:
         authority = Authority(folder, HOST, f"*.{HOST}")
-        plain = await server.listen()
         secure = await server.listen(tls=authority.context)
         proxy = await Gateway(secure, delay=delay, proxy=True).listen()
-        base = await Gateway(plain, delay=delay).listen() if delay else plain
-        return f"http://127.0.0.1:{plain}", {
-            "SUPERSERVE_API_KEY": service.api_key,
-            "SUPERSERVE_BASE_URL": f"http://127.0.0.1:{base}",
+        return {
+            "SUPERSERVE_API_KEY": key,
+            "SUPERSERVE_BASE_URL": base,
             "HTTPS_PROXY": f"http://127.0.0.1:{proxy}",
             "NO_PROXY": "127.0.0.1",
             "SSL_CERT_FILE": str(authority.file),
         }
-
-    async def close(self) -> None:
-        if self._service is not None:
-            await self._service.close()
-        if self._server is not None:
-            await self._server.close()
 
 
 if __name__ == "__main__":

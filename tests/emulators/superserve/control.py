@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..http import Request, Response, Server
-from .state import Refused, Sandbox, Service
+from ..service import Refused
+from .state import Sandbox, Service
 
 _ID = "([0-9a-f-]{36})"
 

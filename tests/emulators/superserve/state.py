@@ -9,22 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ..jails import Jail
+from ..service import Refused, when
 
 TICK = 0.1
 TEMPLATES = ("superserve/base", "superserve/python-3.11", "superserve/node-22")
-
-
-class Refused(Exception):
-    """A request that is answered with an error, as the service words it."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
 
 
 @dataclass
@@ -70,7 +62,7 @@ class Sandbox:
             "status": self.status,
             "vcpu_count": 1,
             "memory_mib": 1024,
-            "created_at": _when(self.created),
+            "created_at": when(self.created),
             "timeout_seconds": self.get("timeout_seconds"),
             "auto_delete_seconds": self.get("auto_delete_seconds"),
             "network": self.get("network"),
@@ -104,8 +96,8 @@ class Snapshot:
             "name": self.name,
             "size_bytes": 1,
             "resources": {"vcpu_count": 1, "memory_mib": 1024, "disk_mib": 4096},
-            "created_at": _when(self.created),
-            "ready_at": _when(self.created),
+            "created_at": when(self.created),
+            "ready_at": when(self.created),
         }
 
 
@@ -230,7 +222,3 @@ class Service:
         self._timer.cancel()
         for sandbox in list(self.sandboxes.values()):
             await self.delete(sandbox)
-
-
-def _when(moment: float) -> str:
-    return datetime.fromtimestamp(moment, timezone.utc).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,16 @@
+"""Tests that are the same for each hosted backend run once for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from .fixtures import cli, client, emulator, pytest_pyfunc_call, service
+from .services import ISLO, SUPERSERVE, Hosted
+
+__all__ = ["cli", "client", "emulator", "pytest_pyfunc_call", "service"]
+
+
+@pytest.fixture(scope="package", params=[SUPERSERVE, ISLO], ids=lambda hosted: hosted.name)
+def hosted(request: pytest.FixtureRequest) -> Hosted:
+    found: Hosted = request.param
+    return found
