@@ -159,3 +159,19 @@ async def test_what_the_relay_misses_is_pushed_again(monkeypatch: pytest.MonkeyP
     await asyncio.sleep(0.05)
     assert len(far.seen) == 2
     await pusher.close()
+
+
+async def test_a_flood_of_acknowledgements() -> None:
+    """A hostile sandbox acknowledges as often as it likes; that costs next to nothing."""
+
+    async def execute(command: object) -> None:
+        """Nothing is pushed."""
+
+    pusher = Pusher("/folder", execute)
+    try:
+        before = len(asyncio.all_tasks())
+        for _ in range(10_000):
+            pusher.acknowledged(1)
+        assert len(asyncio.all_tasks()) <= before + 1
+    finally:
+        await pusher.close()

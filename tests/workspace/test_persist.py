@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
 from sandbox_kernel.guest.workspace import scan as scanning
+from sandbox_kernel.guest.workspace.known import Folder
 from sandbox_kernel.guest.workspace.layout import CHUNK, PAGE_MOST, build_tree, pack, unpack
-from sandbox_kernel.guest.workspace.scan import Folder, Rules, Scan
+from sandbox_kernel.guest.workspace.scan import Rules, Scan
 from sandbox_kernel.workspace.collect import verify
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
@@ -157,6 +159,25 @@ def test_a_huge_sparse_file(store: Store, new_guest: NewGuest) -> None:
         assert os.fstat(file.fileno()).st_size == 2**40
         file.seek(2**39)
         assert file.read(10) == b"middle" + bytes(4)
+
+
+def test_times_out_of_this_world(store: Store) -> None:
+    """A file system in memory takes any time; what cannot be saved becomes the nearest that can."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        guest = Guest(Path(memory) / "w")
+        try:
+            for name, when in (("far", 2**40), ("past", -(2**40)), ("now", 10**9)):
+                (guest.folder / name).write_text(name)
+                os.utime(guest.folder / name, (when, when))
+            save = guest.persist(store).save
+            times = {path: entry.mtime for path, entry in store.files(save)}
+            assert times == {"far": 2**63 - 1, "past": -(2**63), "now": 10**18}
+            time.sleep(0.2)  # until nothing has changed just now
+            assert not guest.persist(store).new
+            (guest.folder / "now").write_text("later")
+            assert guest.persist(store).new
+        finally:
+            guest.close()
 
 
 def test_special_files_are_listed(store: Store, guest: Guest) -> None:

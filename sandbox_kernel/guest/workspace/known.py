@@ -67,11 +67,15 @@ class Folder:
         signatures = [
             item.signature
             for item in self.items.values()
+            # Which of several names of a file is the first, only a whole scan can tell.
             if item.signature is not None and item.multiple is None
         ]
-        # Which of several names of a file is the first, only a whole scan can tell.
-        whole = listed is not None and len(signatures) == len(self.items)
-        self.fingerprint = b"".join(_PACK(*s) for s in signatures) if whole else None
+        self.fingerprint = None
+        if listed is not None and len(signatures) == len(self.items):
+            try:
+                self.fingerprint = b"".join(_PACK(*s) for s in signatures)
+            except struct.error:
+                pass  # a time that is out of this world; the folder is looked at anew each time
 
     def is_unchanged(self, fd: int) -> bool:
         """Whether the folder ``fd`` has the files that it had, and no others, and all are as they
@@ -82,8 +86,8 @@ class Folder:
             if self.listed != signature_of(os.fstat(fd)):
                 return False
             return self.fingerprint == _fingerprint(self.items, fd)
-        except OSError:
-            return False  # not there any more
+        except (OSError, struct.error):
+            return False  # not there any more, or with a time that cannot be compared
 
     def find(self, parts: Sequence[str]) -> "Optional[Folder]":
         folder: Optional[Folder] = self
@@ -92,6 +96,11 @@ class Folder:
                 return None
             folder = folder.folders.get(part)
         return folder
+
+
+def time_of(status: os.stat_result) -> int:
+    """The modification time, as far as it can be saved: some file systems take any."""
+    return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 
 def signature_of(status: os.stat_result) -> Signature:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequ
 
 from .folders import FOLDER, READ, pread_exactly
 from .glance import Glance
-from .known import Folder, Item, signature_of
+from .known import Folder, Item, signature_of, time_of
 from .layout import (
     CHUNK,
     MAX_DEPTH,
@@ -260,7 +260,7 @@ class Scan:
     def _sign(folder: Folder, status: os.stat_result) -> bool:
         """Note a folder's mode and time; whether they have changed."""
         before = folder.signature
-        folder.signature = (stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        folder.signature = (stat.S_IMODE(status.st_mode), time_of(status))
         return folder.signature != before
 
     def _rebuild(self, folder: Folder) -> None:
@@ -334,7 +334,7 @@ class Scan:
                 return self._file(fd, prefix, name, known)
             if stat.S_ISLNK(status.st_mode):
                 target = name_text(os.readlink(name_bytes(name), dir_fd=fd))
-                return Item(signature_of(status), [name, "l", status.st_mtime_ns, target], 0)
+                return Item(signature_of(status), [name, "l", time_of(status), target], 0)
         except FileNotFoundError:
             return None  # deleted meanwhile
         except OSError as error:
@@ -371,7 +371,7 @@ class Scan:
             name,
             "f",
             stat.S_IMODE(before.st_mode),
-            before.st_mtime_ns,
+            time_of(before),
             before.st_size,
             chunks,
         ]
