@@ -196,6 +196,23 @@ def test_sandboxes_outlive_it() -> None:
     run(test)
 
 
+def test_one_that_dies_before_it_has_read_a_request() -> None:
+    """It was killed, but its door is still there: who knocks is served by the next one."""
+
+    async def test(client: JailClient) -> None:
+        handle = await client.create(SandboxSpec(name="one"))
+        first = broker_pid()
+        os.kill(first, signal.SIGSTOP)
+        asking = asyncio.ensure_future(handle.shell("echo here"))
+        await asyncio.sleep(0.2)  # until the request waits to be read
+        assert not asking.done()
+        os.kill(first, signal.SIGKILL)
+        assert (await asking).stdout == "here\n"
+        assert broker_pid() != first
+
+    run(test)
+
+
 def test_only_one_for_a_socket(own_dirs: Path) -> None:
     """A second one that is started by hand ends at once."""
 

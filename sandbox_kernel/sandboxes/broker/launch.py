@@ -19,7 +19,7 @@ from typing import Any
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.broker.process import EXIT_TAKEN, MAX_LOG
-from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup
+from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup, Unread
 from sandbox_kernel.sandboxes.files import read_tail
 
 START_TIMEOUT = 60.0
@@ -48,8 +48,9 @@ class Place:
     ) -> tuple[Channel, dict[str, Any]]:
         """Send a request and wait for the first answer, which may be an error.
 
-        A broker ends by itself only when nobody waits at its door. One that dies with a request
-        is SandboxUnavailable, because the request may have been carried out.
+        A broker ends by itself only when nobody waits at its door. If one dies with a request that
+        it has not read, the next one gets it. If it may have carried it out, that is
+        SandboxUnavailable.
         """
         deadline = time.monotonic() + _RETIRE_TIMEOUT
         while True:
@@ -57,8 +58,11 @@ class Place:
             try:
                 await channel.send({"protocol": PROTOCOL, **message}, fds)
                 answer = await channel.receive()
-            except Hangup:
+            except Hangup as error:
                 channel.close()
+                if isinstance(error, Unread) and time.monotonic() < deadline:
+                    await asyncio.sleep(_RETRY)
+                    continue
                 raise SandboxUnavailable(
                     f"The broker of the backend {self.backend!r} went away in the middle of a "
                     f"request. Its log: {self.log}. Try again."

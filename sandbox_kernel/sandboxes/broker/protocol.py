@@ -35,6 +35,12 @@ class Hangup(Exception):
     """The other side is not there any more."""
 
 
+class Unread(Hangup):
+    """The other side has ended before it had read all that was sent to it, so it cannot have acted
+    on that. Linux tells: a connection with unread data, or one that was never accepted, is reset,
+    and any other just ends."""
+
+
 class Channel:
     """One end of a connection, on the running loop. Owns the socket and what came with it."""
 
@@ -42,6 +48,7 @@ class Channel:
         sock.setblocking(False)
         self._sock = sock
         self._received = bytearray()
+        self._reset = False
         self._sending = asyncio.Lock()
         self._waiting: asyncio.Future[None] | None = None
         self.fds: list[int] = []
@@ -66,13 +73,13 @@ class Channel:
                 if sent < len(data):  # else the other side may have answered and gone by now
                     await asyncio.get_running_loop().sock_sendall(self._sock, data[sent:])
             except OSError as error:
-                raise Hangup from error
+                raise Unread from error
 
     async def receive(self) -> dict[str, Any]:
         """The next message; Hangup if there will be none."""
         while b"\n" not in self._received:
             if len(self._received) > MAX_MESSAGE or not await self._more():
-                raise Hangup
+                raise Unread if self._reset else Hangup
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)
         try:
@@ -91,7 +98,8 @@ class Channel:
             except BlockingIOError:
                 await self._readable()
                 continue
-            except OSError:
+            except OSError as error:
+                self._reset = isinstance(error, ConnectionResetError)
                 return False
             for level, kind, content in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
