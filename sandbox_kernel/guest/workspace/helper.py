@@ -87,8 +87,12 @@ class Workspace:
             messages.send_json(
                 FAILED, {"kind": kind, "message": message, "offenders": list(offenders)}
             )
-        except Ended:
-            pass  # nobody is left to be told
+            # What the host has said meanwhile must be read: a socket that is closed with something
+            # unread is reset, and takes the last words with it.
+            while True:
+                messages.receive()
+        except (Ended, ValueError):
+            pass  # the host has hung up
 
     # --- persist; and the first part of a hydrate, which is to look at what is there
 
