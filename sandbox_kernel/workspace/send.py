@@ -170,6 +170,8 @@ class Sender:
                 send(REUSE, [[number, path, reused]])
         done = 0
         for stored in self._store.packs.read_many(wanted):
+            if self._messages.waiting():
+                return  # it has something to say before the end: that it has failed
             targets = wanted[stored.hash]
             # A chunk that is in very many places (a page of zeros) goes out in several messages.
             for start in range(0, len(targets), 10_000):
