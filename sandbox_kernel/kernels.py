@@ -358,12 +358,14 @@ class SandboxedKernel:
     ) -> None:
         """Carry the clients of these addresses (channel -> address) to the kernel's channels.
 
-        ``folder`` is made for them if it is not there, and deleted with the sandbox.
+        ``folder`` is made for them if it is not there, and deleted with the sandbox. Clients that
+        are carried already stay: when a kernel is restarted, they have come back to wait for the
+        new one, and what they have asked for must reach it.
         """
         self._endpoint_folder = folder
         if folder is not None:
             private_dir(Path(folder))
-        self.tunnel.close_endpoints()
+        self.tunnel.close_endpoints(keep=addresses.values())
         for channel, address in addresses.items():
             self.tunnel.listen(address, f"kernel:{channel}", PRIORITY[channel])
 

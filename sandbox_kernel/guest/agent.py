@@ -20,6 +20,7 @@ from .connector import SOCKET
 from .control import CallError, ControlServer, Later
 from .fdlink import FdLink
 from .kernel import CHANNELS, Kernel, LaunchError
+from .listeners import ListenerPump, Listeners
 from .loop import Loop
 from .peer import Peer
 from .pump import Pump
@@ -63,6 +64,7 @@ class Agent:
         self._pumps: Dict[Pump, str] = {}  # of the kernel's channels
         self._bulk: Set[Pump] = set()  # of workspace streams
         self._waiting: List[_KernelStream] = []
+        self._listeners = Listeners(self.loop.time)
         self._controls: Set[ControlServer] = set()
         self._greeters: List[_Greeter] = []
         self._attached_at = self.loop.time()
@@ -252,6 +254,7 @@ class Agent:
         for pump in [*self._pumps, *self._bulk]:
             pump.close("the session is over")
         self._waiting.clear()
+        self._listeners.forget()
         self._controls.clear()
         self._peer.mux.close()
 
@@ -265,6 +268,8 @@ class Agent:
             self._controls.add(ControlServer(peer, stream, self._calls, self._controls.discard))
         elif kind == "kernel" and rest in CHANNELS:
             self._waiting.append(_KernelStream(self, stream, rest))
+            if rest == "iopub":
+                self._listeners.opened(stream)
             self._connect_waiting()
         elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
             self._recorder.send(peer, stream, int(rest))
@@ -300,6 +305,8 @@ class Agent:
         if peer is None:
             return
         for waiting in list(self._waiting):
+            if waiting.channel == "shell" and self._listeners.awaited:
+                continue
             try:
                 sock = self.kernel.connect(waiting.channel)
             except OSError as error:
@@ -309,14 +316,23 @@ class Agent:
                 continue
             if sock is not None:
                 self._waiting.remove(waiting)
-                pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.pop)
-                self._pumps[pump] = waiting.channel
-                waiting.hand_over(pump)
+                waiting.hand_over(self._pump(peer, waiting, sock))
         if self._waiting and self.kernel.running and self._connect_timer is None:
             # The longer it takes, the more rarely: a kernel that is stopped may be so for long.
             waited = self.loop.time() - max(self._waiting[0].since, self._launched_at)
             interval = min(max(_CONNECT_INTERVAL, waited / 50), _MAX_CONNECT_INTERVAL)
             self._connect_timer = self.loop.call_later(interval, self._connect_again)
+
+    def _pump(self, peer: Peer, waiting: "_KernelStream", sock: socket.socket) -> Pump:
+        pump: Pump
+        if waiting.channel == "iopub":
+            pump = ListenerPump(
+                self.loop, peer, waiting.stream, sock, self._pumps.pop, self._listeners
+            )
+        else:
+            pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.pop)
+        self._pumps[pump] = waiting.channel
+        return pump
 
     def _connect_again(self) -> None:
         self._connect_timer = None
@@ -325,6 +341,7 @@ class Agent:
     def stop_waiting(self, waiting: "_KernelStream") -> None:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
+            self._listeners.settled(waiting.stream)
 
     # --- the kernel
 
@@ -358,6 +375,7 @@ class Agent:
                 return later.fail(CallError("launch", str(failure)))
             later.finish(self.kernel.status())
             self._launched_at = self.loop.time()
+            self._listeners.launched()
             self._recorder.launched()
             self._connect_waiting()
             if warm:

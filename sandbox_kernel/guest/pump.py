@@ -57,14 +57,19 @@ class Pump:
 
     # --- from the socket to the stream
 
+    def hung_up(self) -> None:
+        """The socket's far end has closed it first. For those who want to know."""
+
     def _readable(self) -> None:
         try:
             data = self._sock.recv(self._read_size)
         except BlockingIOError:
             return
         except OSError as error:
+            self.hung_up()
             return self.close(str(error))
         if not data:
+            self.hung_up()
             self._loop.remove_reader(self._fd)
             self._stream.finish()
             self._peer.flush_soon()

@@ -17,18 +17,16 @@ from .loop import LoopLike
 from .peer import Peer
 from .wire.frames import Buffer
 from .wire.mux import Stream
+from .zmtp import COMMAND, GREETING_SIZE, LONG, MORE, SUBSCRIBE_ALL
 
 MAX_LIMIT = 256 * 2**20
 _READ = 256 * 1024
 _DRAIN = 64
 _FIRST_INTERVAL, _MAX_INTERVAL = 0.004, 0.5
 
-_GREETING_SIZE = 64
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-_MORE, _LONG, _COMMAND = 1, 2, 4
 _READY_BODY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 3) + b"SUB"
-_READY = bytes([_COMMAND, len(_READY_BODY)]) + _READY_BODY
-_SUBSCRIBE_ALL = b"\x00\x01\x01"
+_READY = bytes([COMMAND, len(_READY_BODY)]) + _READY_BODY
 _SIZE = struct.Struct(">I")
 _LONG_SIZE = struct.Struct(">Q")
 
@@ -240,7 +238,7 @@ class _Subscriber:
         data, start = self._data, 0
         while not self._closed and len(data) - start >= 2:
             flags = data[start]
-            if flags & _LONG:
+            if flags & LONG:
                 if len(data) - start < 9:
                     break
                 size, body = _LONG_SIZE.unpack_from(data, start + 1)[0], start + 9
@@ -260,24 +258,24 @@ class _Subscriber:
         del data[:start]
 
     def _greet(self) -> bool:
-        if len(self._data) < _GREETING_SIZE:
+        if len(self._data) < GREETING_SIZE:
             return False
-        greeting = bytes(self._data[:_GREETING_SIZE])
+        greeting = bytes(self._data[:GREETING_SIZE])
         mechanism = greeting[12:32].rstrip(b"\0")
         if greeting[0] != 0xFF or greeting[10] < 3 or mechanism != b"NULL":
             self._fail("the kernel does not speak plainly; is its output encrypted?", True)
             return False
-        del self._data[:_GREETING_SIZE]
+        del self._data[:GREETING_SIZE]
         self._greeted = True
-        self._send(_READY + _SUBSCRIBE_ALL)
+        self._send(_READY + SUBSCRIBE_ALL)
         return not self._closed
 
     def _part(self, flags: int, part: bytes) -> None:
-        if flags & _COMMAND:
+        if flags & COMMAND:
             return  # READY, or a heartbeat that was not asked for
         self._parts.append(part)
         self._parts_size += len(part)
-        if flags & _MORE:
+        if flags & MORE:
             return
         parts, skipped = self._parts, self._skipping
         self._parts, self._parts_size, self._skipping = [], 0, False

@@ -48,10 +48,14 @@ class Endpoint:
         self._priority = priority
         self._on_input = on_input
         self._pumps: set[Pump] = set()
-        self._address = address
-        self._listener = _listen(address)
-        self._inode = os.stat(address).st_ino if isinstance(address, str) else 0
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self.address = address
+        self._listen()
+
+    def renew(self) -> None:
+        """Listen again, if somebody has removed the socket. Connections go on."""
+        if isinstance(self.address, str) and not self._owns(self.address):
+            self._stop_listening()
+            self._listen()
 
     @property
     def connections(self) -> int:
@@ -61,15 +65,28 @@ class Endpoint:
         """Stop listening and end all connections. Idempotent."""
         if self._listener.fileno() < 0:
             return
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
-        if isinstance(self._address, str):
+        self._stop_listening()
+        if isinstance(self.address, str) and self._owns(self.address):
             with contextlib.suppress(FileNotFoundError):
-                # Not the socket of whoever has taken this path over since.
-                if os.stat(self._address).st_ino == self._inode:
-                    os.unlink(self._address)
+                os.unlink(self.address)
         for pump in list(self._pumps):
             pump.close("the endpoint was closed")
+
+    def _listen(self) -> None:
+        self._listener = _listen(self.address)
+        self._inode = os.stat(self.address).st_ino if isinstance(self.address, str) else 0
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _stop_listening(self) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+
+    def _owns(self, path: str) -> bool:
+        """Not if somebody has taken this path over since."""
+        try:
+            return os.stat(path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def _accept(self) -> None:
         if not self._peer.session.room:

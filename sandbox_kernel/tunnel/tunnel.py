@@ -15,7 +15,7 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sandbox_kernel.errors import (
@@ -120,7 +120,12 @@ class Tunnel:
             self._link_lost("cut on purpose")
 
     def listen(self, address: str | tuple[str, int], target: str, priority: int) -> Endpoint:
-        """Forward each connection to ``address`` to ``target`` in the sandbox."""
+        """Forward each connection to ``address`` to ``target`` in the sandbox. Connections that are
+        forwarded already stay."""
+        for endpoint in self._endpoints:
+            if endpoint.address == address:
+                endpoint.renew()
+                return endpoint
         on_input = None if target in _HEARTBEATS else self._input
         endpoint = Endpoint(self._peer, address, target, priority, on_input)
         self._endpoints.append(endpoint)
@@ -174,10 +179,12 @@ class Tunnel:
         self._peer.flush_soon()
         return theirs
 
-    def close_endpoints(self) -> None:
+    def close_endpoints(self, keep: Collection[str | tuple[str, int]] = ()) -> None:
+        """Listen nowhere any more, except at the addresses to ``keep``."""
         for endpoint in self._endpoints:
-            endpoint.close()
-        self._endpoints.clear()
+            if endpoint.address not in keep:
+                endpoint.close()
+        self._endpoints = [kept for kept in self._endpoints if kept.address in keep]
 
     async def close(self) -> None:
         """Detach from the sandbox, which lives on (until its lease is over). Idempotent."""

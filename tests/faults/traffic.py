@@ -157,7 +157,7 @@ class Traffic:
         self._interrupts += 1
         cell = self._send(
             "try:\n"
-            "    print('waits', flush=True)\n"
+            "    print('waits')\n"
             "    while True: time.sleep(0.01)\n"
             "except KeyboardInterrupt:\n"
             "    interrupts += 1\n"

@@ -140,6 +140,17 @@ def wait_for_stream(client: BlockingKernelClient, text: str) -> None:
             return
 
 
+def begin(client: BlockingKernelClient) -> str:
+    """Send a cell that sleeps, and come back when it does; its message id."""
+    # Not flushed by the cell itself: an interrupt during the flush may get lost there, also in a
+    # plain local kernel. Without stop_on_error: what is sent right after an interrupt would be
+    # aborted, too.
+    code = "import time; print('busy'); time.sleep(600)"
+    message_id: str = client.execute(code, stop_on_error=False)
+    wait_for_stream(client, "busy")
+    return message_id
+
+
 def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
     """As often as the client likes, also if that ignores SIGINT itself, as what a shell starts
     in the background does. The kernel and its variables stay."""
@@ -150,8 +161,7 @@ def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
         signal.signal(signal.SIGINT, before)
     launched.execute("x = 1")
     for _ in range(3):
-        request = launched.client.execute("print('busy', flush=True); import time; time.sleep(600)")
-        wait_for_stream(launched.client, "busy")
+        request = begin(launched.client)
         launched.process.send_signal(signal.SIGINT)
         reply = launched.client._recv_reply(request, timeout=WAIT)
         assert reply["content"]["ename"] == "KeyboardInterrupt"
@@ -189,8 +199,7 @@ def test_control_c_twice_on_a_terminal(cli: Cli) -> None:
     with at_terminal(cli, "launch", "-f", path) as terminal:
         client = connect(path)
         wait_for_kernel(client)
-        request = client.execute("print('busy', flush=True); import time; time.sleep(600)")
-        wait_for_stream(client, "busy")
+        request = begin(client)
         terminal.type("\x03")
         assert client._recv_reply(request, timeout=WAIT)["content"]["status"] == "error"
         terminal.type("\x03")

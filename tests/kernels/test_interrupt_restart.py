@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import zmq
 
 from sandbox_kernel.tunnel.background import submit
 
@@ -65,6 +66,36 @@ def test_restart_keeps_the_sandbox(live: Live, now: bool) -> None:
     assert live.run("x").reply["ename"] == "NameError"
     assert live.ok("open('/workspace/kept.txt').read()").value == "'kept'"
     assert live.ok("import os; os.getpid()").value != before
+
+
+@pytest.mark.parametrize("now", [True, False], ids=["now", "graceful"])
+def test_the_first_cell_after_a_restart_is_heard(live: Live, now: bool) -> None:
+    """ZeroMQ sockets reconnect one by one. A listener that needs longer than the kernel, and than
+    the socket with the next request, misses nothing: the request waits for it."""
+    live.ok("x = 1")
+    with zmq.Context() as context, context.socket(zmq.SUB) as listener:
+        listener.reconnect_ivl = 500
+        listener.subscribe(b"")
+        listener.connect(live.manager._make_url("iopub"))
+        wait_until(lambda: live.ok("x") and listener.poll(0), "the listener listens")
+        live.manager.restart_kernel(now=now)
+        cell = live.client.execute("print('first words')")
+        assert until_reply(live.client, cell)["status"] == "ok"
+        heard = b""
+        while b"first words\\n" not in heard:
+            assert listener.poll(int(PATIENCE * 1000)), "the output is lost"
+            heard = b"".join(listener.recv_multipart())
+        until_message(live.client, cell, "stream", text="first words\n")
+
+
+def test_a_cell_that_is_sent_to_a_dead_kernel_is_run_by_the_next(live: Live) -> None:
+    """As with a local kernel: it waits in the client's socket, or here."""
+    live.client.execute("import os; os._exit(1)")
+    wait_until(lambda: not live.manager.is_alive(), "the kernel is dead")
+    cell = live.client.execute("print('late, but here')")
+    live.manager.restart_kernel()
+    assert until_reply(live.client, cell)["status"] == "ok"
+    until_message(live.client, cell, "stream", text="late, but here\n")
 
 
 def test_restart_of_a_kernel_that_is_busy(live: Live) -> None:

@@ -225,7 +225,7 @@ def test_interrupt(running: Running) -> None:
     """A cell that would run for ever is interrupted, and the kernel is as before."""
     manager, jupyter = running
     execute(jupyter, "kept = 'here'")
-    code = "import time\nprint('started', flush=True)\nwhile True: time.sleep(0.01)"
+    code = "import time\nprint('started')\nwhile True: time.sleep(0.01)"
     reply, _ = execute(jupyter, code, lambda _: manager.interrupt_kernel())
     assert reply["ename"] == "KeyboardInterrupt"
     assert printed(jupyter, "print(kept)") == "here"

@@ -176,7 +176,9 @@ class Tab:
 
     def begin(self, code: str) -> str:
         """Send a cell; the id of the request."""
-        return self.send("execute_request", {"code": code, "silent": False, "store_history": True})
+        # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
+        options = {"silent": False, "store_history": True, "stop_on_error": False}
+        return self.send("execute_request", {"code": code, **options})
 
     def read(self) -> dict[str, Any]:
         """The next message."""
