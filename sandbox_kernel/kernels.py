@@ -69,9 +69,10 @@ class SandboxedKernel:
         self._companions: list[asyncio.Task[None]] = []
         self.pause_on_exit = False
         """``leave`` pauses the sandbox instead of deleting it."""
-        self.before_pause: Callable[[], Awaitable[object]] | None = None
-        """What ``pause`` does first, while the sandbox still runs: its files are saved. It tells
-        its failures itself."""
+        self.before_pause: Callable[[], Awaitable[bool]] | None = None
+        """What ``pause`` does first, while the sandbox still runs: save its files. It tells its
+        failures itself; the answer is whether they are saved."""
+        self._saved = False
 
     @property
     def taken_over(self) -> bool:
@@ -257,9 +258,11 @@ class SandboxedKernel:
         """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
         ``resume``. False, and nothing is frozen, if a client has sent something while the files
         were saved. For backends with the capability ``pause``."""
+        if self.tunnel.paused:
+            return True
         if self.before_pause is not None:
             last_input = self.tunnel.last_input
-            await self.before_pause()
+            self._saved = await self.before_pause()
             if self.tunnel.last_input != last_input:
                 return False
         self.tunnel.sleep()
@@ -269,6 +272,12 @@ class SandboxedKernel:
             self.tunnel.want()
             raise
         return True
+
+    @property
+    def at_rest(self) -> bool:
+        """Paused by this process, with its files saved: there is nothing to save. If somebody
+        else has paused it, there may be."""
+        return self._saved and self.tunnel.slept
 
     def resume(self) -> None:
         """Let a paused sandbox go on; what waits for it goes on, too, in a moment."""

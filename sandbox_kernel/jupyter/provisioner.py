@@ -101,8 +101,6 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._kernel: SandboxedKernel | None = None
         self.saved_workspace: workspaces.KernelWorkspace | None = None
         """Where the kernel's files are saved, once it has been launched; None: nowhere."""
-        self._saved = False
-        """The files were saved before the sandbox was paused, and so they are as they were."""
         self._has_process = False
         self._folder: str | None = None
 
@@ -279,7 +277,7 @@ class SandboxProvisioner(KernelProvisionerBase):
                 await workspaces.bring_in(self._kernel, workspace, self.log)
             # Not before: what could not be brought in must not be saved as the latest.
             self.saved_workspace = workspace
-            self._kernel.before_pause = self._save_before_pause
+            self._kernel.before_pause = self.save_or_tell
         kernel = self._kernel
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
         for observer in lifecycle.observers:
@@ -346,8 +344,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         kernel, self._kernel = self._kernel, None
         workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
-            saved = kernel.taken_over or (self._saved and kernel.tunnel.paused)
-            if workspace is not None and not saved:
+            if workspace is not None and not (kernel.taken_over or kernel.at_rest):
                 await workspaces.save_or_tell(kernel, workspace, self._kernel_name, self.log)
             await run(hosting.remove_kernel(kernel))
             for observer in lifecycle.observers:
@@ -371,12 +368,13 @@ class SandboxProvisioner(KernelProvisionerBase):
     def _kernel_name(self) -> str:
         return str(getattr(self.parent, "kernel_name", ""))
 
-    async def save(self) -> SaveReport:
-        """Save the kernel's files in its workspace now."""
+    async def save(self, *, wake: bool = True) -> SaveReport:
+        """Save the kernel's files in its workspace now. SandboxPaused if it is paused and is not
+        to be woken for that."""
         if self._kernel is None or self.saved_workspace is None:
             raise SandboxError("This kernel has no workspace to save to, or is not there.")
         return await workspaces.save(
-            self._kernel, self.saved_workspace, self._kernel_name, self.log
+            self._kernel, self.saved_workspace, self._kernel_name, self.log, wake=wake
         )
 
     async def save_or_tell(self) -> bool:
@@ -388,9 +386,6 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._kernel, self.saved_workspace, self._kernel_name, self.log
         )
 
-    async def _save_before_pause(self) -> None:
-        self._saved = await self.save_or_tell()
-
     @property
     def can_pause(self) -> bool:
         return self._kernel is not None and self._kernel.client.capabilities.pause
@@ -398,6 +393,11 @@ class SandboxProvisioner(KernelProvisionerBase):
     @property
     def paused(self) -> bool:
         return self._kernel is not None and self._kernel.tunnel.paused
+
+    @property
+    def at_rest(self) -> bool:
+        """Paused, by us, after its files were saved."""
+        return self._kernel is not None and self._kernel.at_rest
 
     async def pause(self) -> bool:
         """Freeze the sandbox with the kernel in it, until ``resume``, or until a client sends
@@ -448,7 +448,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
         self.saved_workspace = workspaces.from_dict(provisioner_info.get("saved_workspace"))
-        self._kernel.before_pause = self._save_before_pause
+        self._kernel.before_pause = self.save_or_tell
         self._has_process = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:

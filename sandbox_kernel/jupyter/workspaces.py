@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel.errors import SandboxError, StoreError, WorkspaceError
+from sandbox_kernel.errors import SandboxError, SandboxPaused, StoreError, WorkspaceError
 from sandbox_kernel.jupyter.configuration import NOTEBOOK, KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.tunnel.background import run
@@ -133,14 +133,24 @@ def _latest(store: Store, name: str) -> SaveInfo | None:
 
 
 async def save(
-    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    wake: bool = True,
 ) -> SaveReport:
-    """Save the files of a kernel now. A failure is noted in the workspace's history, too. On any
-    loop."""
+    """Save the files of a kernel now, also if it must be resumed for that, unless it is not to be
+    woken. A failure is noted in the workspace's history, too. On any loop."""
     from sandbox_kernel.workspace import export, persist
 
     store = await asyncio.to_thread(open_store)
     try:
+        if kernel.tunnel.paused and not wake:
+            raise SandboxPaused(
+                f"Sandbox {kernel.handle.name!r} was paused by somebody else before its files "
+                f"were saved. Run a cell, which resumes it, and save again."
+            )
         report = await persist(
             kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name
         )

@@ -84,6 +84,8 @@ class Tunnel:
         self._wanted = asyncio.Event()
         self.paused = False
         """The sandbox is paused, and the tunnel waits for a reason to resume it."""
+        self.slept = False
+        """It was paused by this process, and has not run since, as far as can be known."""
         self.last_input = self._loop.time()
         """When a client has last sent something that is no heartbeat."""
         self._delay = 0.0
@@ -138,7 +140,7 @@ class Tunnel:
     def sleep(self) -> None:
         """The caller is about to pause the sandbox: give the link up until it is wanted again."""
         self._wanted.clear()
-        self.paused = True
+        self.paused = self.slept = True
         self.cut()
 
     def _input(self) -> None:
@@ -241,7 +243,7 @@ class Tunnel:
                 if self.paused:
                     await self._wait_until_wanted()
                 await self._connect()
-                self.paused = False
+                self.paused = self.slept = False
             except _FINAL as error:
                 return self._end(error)
             except SandboxPaused as error:

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
+from jupyter_core.utils import run_sync
 
 from sandbox_kernel.errors import SandboxGone, SandboxNotFound, SandboxPaused
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.tunnel import background
+from sandbox_kernel.workspace import Store
 
 from .conftest import LIMIT, Backend, finish, until
 from .test_kernels import execute, kernel, sandboxed
@@ -217,6 +219,35 @@ def test_an_idle_kernel_is_paused_and_the_next_cell_resumes_it(
         assert states[0] == "busy"
         assert manager.is_alive()
         assert finish(status(handle)) == "running"
+
+
+def test_files_of_a_kernel_that_was_paused_from_elsewhere_are_saved_at_its_end(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only what we have paused ourselves, and saved before, need not be resumed for that."""
+    store = str(tmp_path / "store")
+    with configured(monkeypatch, store=store, workspace="w") as (manager, client):
+        provisioner = manager.provisioner
+        execute(client, "open('first', 'w').write('saved')")
+        assert run_sync(provisioner.pause)()
+        assert provisioner.at_rest
+        execute(client, "open('second', 'w').write('unsaved')")
+        assert not provisioner.at_rest
+
+        async def noticed() -> bool:
+            return bool(provisioner.paused)
+
+        async def freeze() -> None:
+            await (await from_elsewhere(backend, sandboxed(manager).handle.name)).pause()
+            await until(noticed)
+
+        finish(freeze())
+        assert not provisioner.at_rest
+        with pytest.raises(SandboxPaused, match="by somebody else"):
+            run_sync(provisioner.save)(wake=False)
+    latest = Store.open(store).latest("w")
+    assert latest is not None
+    assert latest.files == 2
 
 
 @pytest.mark.slow

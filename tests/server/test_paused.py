@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from sandbox_kernel.records import Records
 from sandbox_kernel.workspace import Store, name_for_notebook
 from tests.emulators.running import Running, started
 from tests.kernels.live import wait_until
@@ -72,6 +75,35 @@ def test_an_idle_kernel_is_saved_before_it_is_paused(
     server.notebook("n.ipynb", ("x",))
     assert statuses(service) == ["paused"]
     tab.close()
+    server.request("DELETE", f"/api/kernels/{kernel}")
+    wait_until(lambda: not statuses(service), "the end of the sandbox")
+    assert saves(server, "n.ipynb") == 1
+
+
+@pytest.mark.slow
+def test_a_sandbox_that_somebody_else_has_paused(
+    make_server: StartServer, service: Running
+) -> None:
+    """The save of a notebook does not resume it, and says so; the end of its kernel does."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    kernel = server.session("n.ipynb")["kernel"]["id"]
+    tab = Tab(server, kernel)
+    tab.run("open('file', 'w').write('unsaved')")
+    tab.close()
+    [record] = Records().list("superserve")
+    subprocess.run([sys.executable, "-m", "sandbox_kernel", "pause", record.name], check=True)
+    assert statuses(service) == ["paused"]
+    store, name = Store.open(), name_for_notebook(str(server.root / "n.ipynb"))
+
+    def failed() -> bool:
+        """The server may not have noticed yet that its sandbox is paused."""
+        server.notebook("n.ipynb", ("x",))
+        return any("paused by somebody else" in f.message for f in store.failures(name))
+
+    wait_until(failed, "a save that fails")
+    assert statuses(service) == ["paused"]
     server.request("DELETE", f"/api/kernels/{kernel}")
     wait_until(lambda: not statuses(service), "the end of the sandbox")
     assert saves(server, "n.ipynb") == 1

@@ -93,15 +93,15 @@ class Saver:
     async def _save(self, kernel_id: str) -> None:
         provisioner, _ = self._kernels().get(kernel_id, (None, []))
         workspace = provisioner.saved_workspace if provisioner is not None else None
-        if provisioner is None or workspace is None or provisioner.paused:
-            return  # what is paused was saved before, and has not changed since
+        if provisioner is None or workspace is None or provisioner.at_rest:
+            return
         told: dict[str, Any] = {
             "kernel_id": kernel_id,
             "workspace": workspace.name,
             "notebook": workspace.notebook,
         }
         try:
-            report = await provisioner.save()
+            report = await provisioner.save(wake=False)
         except (SandboxError, OSError) as error:
             self._log.error("Workspace %s was not saved: %s", workspace.name, error)
             self._tell({**told, "status": "failed", "message": str(error)})
