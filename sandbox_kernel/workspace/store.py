@@ -241,9 +241,10 @@ class Store:
             self.remove(new)
         for id_ in ids:
             self._copy_save(self.load(name, id_), new, notebook)
-        for file in self.blobs.names(f"workspaces/{name}/baselines"):
-            data = self.blobs.get(f"workspaces/{name}/baselines/{file}")
-            self.blobs.put(f"workspaces/{new}/baselines/{file}", data)
+        for kept in ("baselines", "failures"):
+            for file in self.blobs.names(f"workspaces/{name}/{kept}"):
+                data = self.blobs.get(f"workspaces/{name}/{kept}/{file}")
+                self.blobs.put(f"workspaces/{new}/{kept}/{file}", data)
         self.revive(new)
         self.remove(name)
         return True

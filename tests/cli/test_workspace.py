@@ -78,6 +78,17 @@ def test_going_back_and_out(cli: Cli, saved: Path, tmp_path: Path) -> None:
     assert not (target / "same").exists()
 
 
+def test_what_came_before_is_not_kept(cli: Cli, saved: Path) -> None:
+    """Earlier saves were thinned out: that is said, and not taken for "there were none"."""
+    ok(cli, "gc", "--keep", "1")
+    refused = cli("workspace", "restore", "demo")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no save before the newest one is kept" in refused.stderr
+    ran = cli("workspace", "diff", "demo")
+    assert [line[0] for line in ran.stdout.splitlines()] == ["A", "A", "A"]
+    assert "not kept any more" in ran.stderr
+
+
 def test_keeping_house(cli: Cli, saved: Path, tmp_path: Path) -> None:
     """verify reads all; rm and gc delete for good."""
     assert "all is well" in ok(cli, "verify")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.errors import StoreError, WorkspaceExists, WorkspaceNotFound
+from sandbox_kernel.errors import SandboxError, StoreError, WorkspaceExists, WorkspaceNotFound
 from sandbox_kernel.workspace import collect as collecting
 from sandbox_kernel.workspace.blobs import LocalBlobs
 from sandbox_kernel.workspace.collect import collect, verify
@@ -78,7 +78,10 @@ def test_rename_copy_retire(store: Store, guest: Guest) -> None:
     """A notebook's moves take its workspace along; a deleted one's is kept for a grace time."""
     (guest.folder / "f").write_text("1")
     guest.persist(store)
+    store.note_failure("work", "local", "s", SandboxError("it was full"))
     assert store.rename("work", "moved", "moved.ipynb")
+    assert [failed.message for failed in store.failures("moved")] == ["it was full"]
+    assert not store.failures("work")
     assert not store.rename("work", "moved")
     assert store.names() == ["moved"]
     assert store.find("moved").notebook == "moved.ipynb"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli.parser import Commands, add_command
 from sandbox_kernel.cli.text import age, note, print_json, table
+from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.text import printable
 
 if TYPE_CHECKING:  # importing it takes time that other commands need not spend
@@ -72,7 +73,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def _workspace(text: str) -> str:
     """A workspace by its name, or by its notebook."""
-    if not text.endswith(".ipynb"):
+    if not text.endswith(NOTEBOOK):
         return text
     from sandbox_kernel.workspace.names import name_for_notebook
 
@@ -213,6 +214,8 @@ def _diff(arguments: argparse.Namespace) -> int:
     else:
         # What came before the first, or before all that were kept, was nothing.
         before = store.find(arguments.name, after.parent) if after.parent in ids else None
+        if before is None and after.parent:
+            note(f"The save before {after.id} is not kept any more, so all files count as added.")
     changes = store.diff(before, after)
     if arguments.json:
         print_json([asdict(change) for change in changes])
@@ -347,7 +350,11 @@ def _restore(arguments: argparse.Namespace) -> int:
     store = _store(arguments)
     at = arguments.at or store.find(arguments.name).parent
     if not at or (not arguments.at and at not in store.ids(arguments.name)):
-        raise WorkspaceNotFound(f"The workspace {arguments.name!r} has only one save.")
+        raise WorkspaceNotFound(
+            f"Of the workspace {arguments.name!r}, no save before the newest one is kept. "
+            f"`sandbox-kernel workspace log {arguments.name}` lists what there is; name one "
+            f"of them with --at."
+        )
     made = store.restore(arguments.name, at)
     note(
         f"{arguments.name} is as it was at {made.extra['restored']}, for kernels that start from "
