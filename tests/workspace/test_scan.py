@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -157,25 +158,23 @@ def test_a_large_tree_is_looked_at_by_several_processes(
     assert scan(tree, cache) == scan(tree, Folder()) != first
 
 
-def test_without_other_processes(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sandbox may allow no more processes."""
+def refuse() -> int:
+    raise BlockingIOError("no more processes")
+
+
+def die(root: int, places: object) -> NoReturn:
+    os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead"), [(os, "fork", refuse), (glance, "_look", die)], ids=["no", "dead"]
+)
+def test_without_other_processes(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any
+) -> None:
+    """A sandbox may allow no more processes, or kill them: the scan looks at all itself."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-
-    def refuse() -> int:
-        raise BlockingIOError("no more processes")
-
-    monkeypatch.setattr(os, "fork", refuse)
-    cache = Folder()
-    first = scan(tree, cache)
-    assert scan(tree, cache) == first
-    write(tree / "d9" / "e9" / "f9")
-    assert scan(tree, cache) == scan(tree, Folder()) != first
-
-
-def test_processes_that_die(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they have not answered, the scan looks at itself."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    monkeypatch.setattr(glance, "_look", lambda root, places: os._exit(1))
+    monkeypatch.setattr(where, name, instead)
     cache = Folder()
     first = scan(tree, cache)
     assert scan(tree, cache) == first

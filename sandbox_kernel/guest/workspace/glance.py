@@ -7,6 +7,7 @@ with the others. A process that cannot be made, or that dies, costs time and not
 """
 
 import os
+import signal
 from typing import BinaryIO, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .folders import Root
@@ -59,6 +60,7 @@ class _Share:
         self._places = places
         self._unchanged: Set[Folder] = set()
         self._pipe: Optional[BinaryIO] = None
+        self._child = 0
         ours, theirs = os.pipe()
         try:
             child = os.fork()
@@ -73,7 +75,7 @@ class _Share:
             finally:
                 os._exit(0)
         os.close(theirs)
-        _ended.append(child)
+        self._child = child
         self._pipe = open(ours, "rb")  # noqa: SIM115  (``close`` does)
 
     def answers(self) -> Set[Folder]:
@@ -87,6 +89,8 @@ class _Share:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+            os.kill(self._child, signal.SIGKILL)  # also if nobody wants its answers any more
+            _ended.append(self._child)
 
 
 def _places(folder: Folder, path: Sequence[bytes]) -> Iterator[Place]:
