@@ -401,7 +401,8 @@ class SuperserveClient(SandboxClient):
 
 
 def _tag(record: Record) -> dict[str, str]:
-    return {request.LABEL: label(), request.REQUEST: record.data["request"]}
+    # Without the label: that may be another one by now, and the request is unique.
+    return {request.REQUEST: record.data["request"]}
 
 
 def _notes() -> Records:
