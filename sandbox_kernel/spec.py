@@ -23,6 +23,8 @@ from sandbox_kernel.errors import SpecError
 ENV_PREFIX = "SANDBOX_KERNEL_"
 MAX_ENV = 128 * 1024
 """Bytes of all environment variables of a spec together; Linux gives a process little more."""
+NOTEBOOK = ".ipynb"
+"""How the path of a notebook ends. Where a workspace's name may stand, so may such a path."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MARKED = "SANDBOX_KERNEL_COMMAND"
 """Set for every command, so that all that a sandbox runs for us can be found."""
 GUEST = b"/tmp/.sandbox-kernel/guest.pyz"
-"""The guest program, which the agent's command line names (``sandboxes.base.GUEST_PATH``)."""
+"""The guest program, which the agent's command line names."""
 MAX_REQUEST = 16 * 2**20
 LOG_LIMIT = 4 * 2**20
 PR_SET_PDEATHSIG = 1

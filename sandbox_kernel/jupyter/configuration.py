@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.spec import ENV_PREFIX, SandboxSpec
+from sandbox_kernel.spec import ENV_PREFIX, NOTEBOOK, SandboxSpec
 
 DEFAULT_BACKEND = "local"
 SPEC_FIELDS = tuple(field.name for field in fields(SandboxSpec))
@@ -32,7 +32,6 @@ OWN_HELP: dict[str, str] = {
     "mirror": "write saved files back to the notebook's folder after every save",
 }
 OWN_FIELDS = tuple(OWN_HELP)
-NOTEBOOK = ".ipynb"
 _WORKSPACE = ENV_PREFIX + "WORKSPACE"
 """Names a workspace, or the notebook whose workspace is meant."""
 

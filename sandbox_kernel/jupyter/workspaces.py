@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, SandboxPaused, StoreError, WorkspaceError
-from sandbox_kernel.jupyter.configuration import NOTEBOOK, KernelConfiguration
+from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.tunnel.background import run
 
 if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace

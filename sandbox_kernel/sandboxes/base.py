@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout, SpecRefused, Unsupported
+from sandbox_kernel.guest.command import GUEST
 from sandbox_kernel.spec import SandboxSpec
 
 MAX_OUTPUT = 16 * 2**20
@@ -362,7 +363,7 @@ class SandboxHandle(ABC):
         return await self.exec("/bin/sh", ["-c", script], timeout=timeout)
 
 
-GUEST_PATH = "/tmp/.sandbox-kernel/guest.pyz"  # noqa: S108  (a path inside the sandbox)
+GUEST_PATH = GUEST.decode()
 
 
 class SandboxClient(ABC):

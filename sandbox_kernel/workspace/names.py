@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 
-from sandbox_kernel.spec import check_name
+from sandbox_kernel.spec import NOTEBOOK, check_name
 
 _LONGEST_SLUG = 48
 
@@ -23,7 +23,7 @@ def name_for_notebook(path: str, scope: str = "") -> str:
     that serve different folders (their root folder). The name can be read by people and is unique
     to path and scope: ``work-demo-3f2a9c41``.
     """
-    plain = unicodedata.normalize("NFKD", path.removesuffix(".ipynb"))
+    plain = unicodedata.normalize("NFKD", path.removesuffix(NOTEBOOK))
     plain = plain.encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[-_LONGEST_SLUG:].strip("-")
     identity = f"{scope}\0{path}".encode("utf-8", "surrogateescape")

@@ -16,10 +16,10 @@ from typing import Any
 from jupyter_server.utils import ApiPath, to_os_path
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.jupyter.configuration import NOTEBOOK
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.workspaces import open_store
 from sandbox_kernel.kernels import Log
+from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.workspace import Store, name_for_notebook
 
 CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"

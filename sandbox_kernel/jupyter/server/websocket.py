@@ -185,7 +185,12 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             if not first or first & sent:
                 return
             if self._held_bytes > _MOST_HELD:
-                break
+                self.log.warning(
+                    "Kernel %s prints faster than what it printed before can be replayed; some of "
+                    "that may be missing.",
+                    self.kernel_id,
+                )
+                return
             recording = await outlet.recorded(since)
             since = recording.next
             sent.update(_ids(recording.messages))
