@@ -63,12 +63,11 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
-        if self._listener.fileno() < 0:
-            return
-        self._stop_listening()
-        if isinstance(self.address, str) and self._owns(self.address):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address)
+        if self._listener.fileno() >= 0:
+            self._stop_listening()
+            if isinstance(self.address, str) and self._owns(self.address):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.address)
         for pump in list(self._pumps):
             pump.close("the endpoint was closed")
 

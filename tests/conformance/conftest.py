@@ -182,7 +182,10 @@ def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backe
             problems = [str(error)]
         if problems:
             message = f"The backend {name!r} cannot be used here. {' '.join(problems)}"
-            pytest.fail(message) if named or found.emulator else pytest.skip(message)
+            if named or found.emulator:
+                pytest.fail(message)
+            short = message.splitlines()[0][:120]  # it is printed for every test
+            pytest.skip(f"{short} ... (sandbox-kernel doctor {name})")
         extra = request.config.getoption("--backend-spec", None) or {}
         found = replace(found, spec={**found.spec, **extra})
         made = Backend(client, found, f"conformance-{secrets.token_hex(4)}", emulator)
