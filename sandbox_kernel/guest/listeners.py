@@ -19,7 +19,7 @@ from .wire.frames import Buffer
 from .wire.mux import Stream
 from .zmtp import COMMAND, GREETING_SIZE, LONG, SUBSCRIBE_ALL
 
-RETURN_LIMIT = 2.0
+RETURN_LIMIT = 3.0
 """Seconds after its launch that a kernel's listeners are waited for."""
 
 _READY, _HELLO, _INITIATE = b"\x05READY", b"\x05HELLO", b"\x08INITIATE"
