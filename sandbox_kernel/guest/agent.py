@@ -310,7 +310,7 @@ class Agent:
             try:
                 sock = self.kernel.connect(waiting.channel)
             except OSError as error:
-                self._waiting.remove(waiting)
+                self.stop_waiting(waiting)
                 waiting.stream.reset(str(error))
                 peer.flush_soon()
                 continue

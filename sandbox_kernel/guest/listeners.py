@@ -22,7 +22,7 @@ from .zmtp import COMMAND, GREETING_SIZE, LONG, SUBSCRIBE_ALL
 RETURN_LIMIT = 3.0
 """Seconds after its launch that a kernel's listeners are waited for."""
 
-_READY, _HELLO, _INITIATE = b"\x05READY", b"\x05HELLO", b"\x08INITIATE"
+_READY, _HELLO = b"\x05READY", b"\x05HELLO"
 _SUBSCRIBER = b"\x0bSocket-Type\x00\x00\x00\x03SUB"
 _MAX_STEP = 64 * 1024
 
@@ -58,6 +58,7 @@ class Handshake:
         return self.done
 
     def _step(self, body: bytearray) -> None:
+        # HELLO is followed by INITIATE (encrypted), and READY by nothing.
         self.done = not body.startswith(_HELLO)
         self.subscribable = body.startswith(_READY) and _SUBSCRIBER in body
 

@@ -149,8 +149,8 @@ async def save(
     try:
         if kernel.tunnel.paused and not wake:
             raise SandboxPaused(
-                f"Sandbox {kernel.handle.name!r} was paused by somebody else before its files "
-                f"were saved. Run a cell, which resumes it, and save again."
+                f"Sandbox {kernel.handle.name!r} is paused, and its files were not saved before. "
+                f"Run a cell, which resumes it, and save again."
             )
         report = await persist(
             kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name

@@ -243,7 +243,7 @@ def test_files_of_a_kernel_that_was_paused_from_elsewhere_are_saved_at_its_end(
 
         finish(freeze())
         assert not provisioner.at_rest
-        with pytest.raises(SandboxPaused, match="by somebody else"):
+        with pytest.raises(SandboxPaused, match="is paused, and its files"):
             run_sync(provisioner.save)(wake=False)
     latest = Store.open(store).latest("w")
     assert latest is not None

@@ -100,7 +100,7 @@ def test_a_sandbox_that_somebody_else_has_paused(
     def failed() -> bool:
         """The server may not have noticed yet that its sandbox is paused."""
         server.notebook("n.ipynb", ("x",))
-        return any("paused by somebody else" in f.message for f in store.failures(name))
+        return any("is paused, and its files" in f.message for f in store.failures(name))
 
     wait_until(failed, "a save that fails")
     assert statuses(service) == ["paused"]

@@ -167,6 +167,11 @@ class SandboxServer(ExtensionApp):
                 await provisioner.pause()
             if not provisioner.paused:
                 await provisioner.save_or_tell()  # its lease may end before the next server comes
+            elif provisioner.saved_workspace is not None and not provisioner.at_rest:
+                self.log.warning(
+                    "The files of kernel %s are not saved; its sandbox, which is paused, has them.",
+                    kernel_id,
+                )
             await provisioner.detach()
         except SandboxError as error:
             self.log.warning("Kernel %s is left as it is: %s", kernel_id, error)
