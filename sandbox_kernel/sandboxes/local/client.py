@@ -59,7 +59,9 @@ from sandbox_kernel.text import last_lines
 
 _log = logging.getLogger(__name__)
 
-_KILL_TIMEOUT = 10.0
+_KILL_TIMEOUT = 30.0
+"""Seconds; a fork bomb on a busy machine dies slowly."""
+_MONITOR_TIMEOUT = 1.0
 _INFO_TIMEOUT = 5.0
 _ERROR_TAIL = 1500
 _NO_NETWORK = "The local jail has no network yet; leave it empty, or use a backend with egress."
@@ -375,7 +377,7 @@ def _kill(record: Record) -> bool:
         process = _process(record, role)
         if process is not None:
             # The monitor ends by itself after the first one has.
-            gone = role == "bwrap" and process.wait(_KILL_TIMEOUT / 10)
+            gone = role == "bwrap" and process.wait(_MONITOR_TIMEOUT)
             ended = (gone or process.kill(_KILL_TIMEOUT)) and ended
     reap()
     return ended
