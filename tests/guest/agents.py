@@ -71,7 +71,7 @@ threading.Event().wait()
 class AgentProcess:
     """An agent in a folder of its own; ``program`` is the command that runs the guest program."""
 
-    def __init__(self, program: list[str] | None = None, lease: float = 30.0) -> None:
+    def __init__(self, program: list[str] | None = None, lease: float = 600.0) -> None:
         self.program = program or FROM_PACKAGE
         # Not in pytest's folder: the path of a Unix socket is short.
         self.folder = tempfile.mkdtemp(prefix="sk-")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.guest.connector import EXIT_NO_AGENT, SOCKET
+from sandbox_kernel.guest.kernel import CHANNELS
 from sandbox_kernel.guest.rekey import EXIT_REFUSED, MAX_REQUEST
 from sandbox_kernel.guest.wire.handshake import REFUSALS, Refuse, Welcome
 from tests.guest.agents import FROM_PACKAGE, LIMIT, AgentProcess, Host, NewHost
@@ -64,8 +65,9 @@ def test_re_keying_ends_the_session_of_the_original(host: Host, new_host: NewHos
 def test_the_kernel_goes_on_and_its_old_clients_are_gone(host: Host, new_host: NewHost) -> None:
     """The same process, which sees the connections of the old session end."""
     pid = host.launch()["pid"]
-    for _ in range(2):
-        host.open("kernel:shell").expect(b"shell\n")
+    # All channels, so that all of the kernel's sockets are there before they are counted.
+    for channel in (*CHANNELS, "shell"):
+        host.open(f"kernel:{channel}").expect(channel.encode() + b"\n")
     connections = kernel_connections(pid)
     rekey(host.agent)
     host.driver.until(lambda: kernel_connections(pid) < connections, "the kernel keeps its client")

@@ -121,7 +121,7 @@ def test_notebooks_that_move(server: JupyterServer) -> None:
     server.request("PATCH", "/api/contents/a/n.ipynb", {"path": "a/m.ipynb"})
     server.request("PATCH", f"/api/sessions/{session}", {"path": "a/m.ipynb", "name": "m.ipynb"})
     saved(server, "a/m.ipynb")
-    assert not saves(server, "a/n.ipynb")
+    wait_until(lambda: not saves(server, "a/n.ipynb"), "the end of the old name")
     tab.run("open('file', 'w').write('22')")
     server.notebook("a/m.ipynb")
     saved(server, "a/m.ipynb", 2)
