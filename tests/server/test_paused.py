@@ -95,14 +95,11 @@ def test_a_sandbox_that_somebody_else_has_paused(
     [record] = Records().list("superserve")
     subprocess.run([sys.executable, "-m", "sandbox_kernel", "pause", record.name], check=True)
     assert statuses(service) == ["paused"]
+    wait_until(lambda: "Its kernel waits." in server.log, "the server notices")
+    server.notebook("n.ipynb", ("x",))
     store, name = Store.open(), name_for_notebook(str(server.root / "n.ipynb"))
-
-    def failed() -> bool:
-        """The server may not have noticed yet that its sandbox is paused."""
-        server.notebook("n.ipynb", ("x",))
-        return any("is paused, and its files" in f.message for f in store.failures(name))
-
-    wait_until(failed, "a save that fails")
+    [failure] = wait_until(lambda: store.failures(name), "the save that fails")
+    assert "is paused, and its files were not saved" in failure.message
     assert statuses(service) == ["paused"]
     server.request("DELETE", f"/api/kernels/{kernel}")
     wait_until(lambda: not statuses(service), "the end of the sandbox")

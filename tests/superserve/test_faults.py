@@ -16,6 +16,7 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SandboxUnavailable,
 )
+from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.superserve import SuperserveClient
 from sandbox_kernel.sandboxes.superserve import client as module
 from sandbox_kernel.spec import SandboxSpec
@@ -47,6 +48,16 @@ async def test_a_create_that_times_out_after_succeeding(
         assert creations(emulator) == 1
         assert [found["id"] for found in at_the_service(emulator)] == [handle.id]
     assert at_the_service(emulator) == []
+
+
+async def test_what_a_request_made_is_found_when_the_label_is_another(
+    client: SuperserveClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request alone tells: nothing is left behind by who has set another label meanwhile."""
+    async with sandbox(client) as handle:
+        monkeypatch.setenv("SANDBOX_KERNEL_LABEL", "another")
+        monkeypatch.setattr(module, "_LOOK_UP", 0.0)
+        assert await client._look_up(Records().load("superserve", handle.name)) == handle.id
 
 
 async def test_a_create_that_arrives_twice(client: SuperserveClient, emulator: Running) -> None:

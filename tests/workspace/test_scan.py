@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -180,6 +182,23 @@ def test_without_other_processes(
     assert scan(tree, cache) == first
     write(tree / "d9" / "e9" / "f9")
     assert scan(tree, cache) == scan(tree, Folder()) != first
+
+
+def test_processes_whose_answers_nobody_wants_are_ended(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan that fails does not leave them behind, and the next one does not wait for them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    cache = Folder()
+    scan(tree, cache)
+    monkeypatch.setattr(glance, "_ended", [])
+    monkeypatch.setattr(glance, "_look", lambda root, places: time.sleep(1000))
+    looking = glance.Glance()
+    looking.start(os.open(tree, os.O_RDONLY), cache)
+    looking.close()
+    assert len(glance._ended) == 2
+    ends = [os.waitpid(child, 0)[1] for child in glance._ended]
+    assert [os.WTERMSIG(end) for end in ends] == [signal.SIGKILL] * 2
 
 
 def test_a_folder_that_can_be_read_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
