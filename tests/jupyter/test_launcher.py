@@ -26,8 +26,10 @@ from sandbox_kernel.jupyter.kernelspec import write_kernelspec
 from sandbox_kernel.jupyter.launcher import Parent, check_free, read_connection_file
 from sandbox_kernel.sandboxes.local import bubblewrap
 from tests.cli.running import PROGRAM, Cli, at_terminal
+from tests.kernels.live import begin_cell
 
 WAIT = 60.0
+BUSY = "import time; print('busy'); time.sleep(600)"
 
 
 @pytest.fixture
@@ -132,25 +134,6 @@ def test_a_client_of_a_connection_file(cli: Cli, launch: Launch, transport: str)
         assert not list(cli.folder.glob("ipc-*"))
 
 
-def wait_for_stream(client: BlockingKernelClient, text: str) -> None:
-    """Wait until a cell has printed this."""
-    while True:
-        message = client.get_iopub_msg(timeout=WAIT)
-        if message["msg_type"] == "stream" and text in message["content"]["text"]:
-            return
-
-
-def begin(client: BlockingKernelClient) -> str:
-    """Send a cell that sleeps, and come back when it does; its message id."""
-    # Not flushed by the cell itself: an interrupt during the flush may get lost there, also in a
-    # plain local kernel. Without stop_on_error: what is sent right after an interrupt would be
-    # aborted, too.
-    code = "import time; print('busy'); time.sleep(600)"
-    message_id: str = client.execute(code, stop_on_error=False)
-    wait_for_stream(client, "busy")
-    return message_id
-
-
 def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
     """As often as the client likes, also if that ignores SIGINT itself, as what a shell starts
     in the background does. The kernel and its variables stay."""
@@ -161,7 +144,7 @@ def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
         signal.signal(signal.SIGINT, before)
     launched.execute("x = 1")
     for _ in range(3):
-        request = begin(launched.client)
+        request = begin_cell(launched.client, BUSY)
         launched.process.send_signal(signal.SIGINT)
         reply = launched.client._recv_reply(request, timeout=WAIT)
         assert reply["content"]["ename"] == "KeyboardInterrupt"
@@ -172,11 +155,8 @@ def test_sigint_interrupts_the_cell(cli: Cli, launch: Launch) -> None:
 def test_sigterm_leaves_nothing_behind(cli: Cli, launch: Launch, signum: signal.Signals) -> None:
     """Also while a cell runs that ignores signals."""
     launched = launch(connection_file(cli, "tcp"))
-    launched.client.execute(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('busy', flush=True); time.sleep(600)"
-    )
-    wait_for_stream(launched.client, "busy")
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    begin_cell(launched.client, ignore + BUSY)
     launched.process.send_signal(signum)
     assert launched.end() == (128 + signum, "")
     assert cli.names() == []
@@ -199,7 +179,7 @@ def test_control_c_twice_on_a_terminal(cli: Cli) -> None:
     with at_terminal(cli, "launch", "-f", path) as terminal:
         client = connect(path)
         wait_for_kernel(client)
-        request = begin(client)
+        request = begin_cell(client, BUSY)
         terminal.type("\x03")
         assert client._recv_reply(request, timeout=WAIT)["content"]["status"] == "error"
         terminal.type("\x03")

@@ -97,10 +97,7 @@ class Live:
 
     def begin(self, code: str) -> str:
         """Send a cell, and come back as soon as it has printed a line; its message id."""
-        # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
-        message_id = self.client.execute(code, stop_on_error=False)
-        until_message(self.client, message_id, "stream")
-        return message_id
+        return begin_cell(self.client, code)
 
     def reconnect(self) -> None:
         """A client for new ports."""
@@ -112,6 +109,16 @@ class Live:
     def cut(self) -> None:
         """Break the stream to the sandbox, as a network would."""
         background_loop().call_soon_threadsafe(self.kernel.tunnel.cut)
+
+
+def begin_cell(client: BlockingKernelClient, code: str) -> str:
+    """Send a cell, and come back as soon as it has printed a line; its message id. If it is to be
+    interrupted then, it must not flush the line itself: an interrupt during the flush may get
+    lost, also in a plain local kernel."""
+    # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
+    message_id: str = client.execute(code, stop_on_error=False)
+    until_message(client, message_id, "stream")
+    return message_id
 
 
 def raw_messages(client: BlockingKernelClient, message_id: str) -> Iterator[dict[str, Any]]:
