@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from .connector import SOCKET
@@ -267,8 +268,9 @@ class Agent:
         if kind == "control":
             self._controls.add(ControlServer(peer, stream, self._calls, self._controls.discard))
         elif kind == "kernel" and rest in CHANNELS:
-            self._waiting.append(_KernelStream(self, stream, rest))
-            if rest == "iopub":
+            waiting = _KernelStream(self, stream, rest)
+            self._waiting.append(waiting)
+            if waiting.listens:
                 self._listeners.opened(stream)
             self._connect_waiting()
         elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
@@ -316,23 +318,15 @@ class Agent:
                 continue
             if sock is not None:
                 self._waiting.remove(waiting)
-                waiting.hand_over(self._pump(peer, waiting, sock))
+                made = partial(ListenerPump, self._listeners) if waiting.listens else Pump
+                pump = made(self.loop, peer, waiting.stream, sock, self._pumps.pop)
+                self._pumps[pump] = waiting.channel
+                waiting.hand_over(pump)
         if self._waiting and self.kernel.running and self._connect_timer is None:
             # The longer it takes, the more rarely: a kernel that is stopped may be so for long.
             waited = self.loop.time() - max(self._waiting[0].since, self._launched_at)
             interval = min(max(_CONNECT_INTERVAL, waited / 50), _MAX_CONNECT_INTERVAL)
             self._connect_timer = self.loop.call_later(interval, self._connect_again)
-
-    def _pump(self, peer: Peer, waiting: "_KernelStream", sock: socket.socket) -> Pump:
-        pump: Pump
-        if waiting.channel == "iopub":
-            pump = ListenerPump(
-                self.loop, peer, waiting.stream, sock, self._pumps.pop, self._listeners
-            )
-        else:
-            pump = Pump(self.loop, peer, waiting.stream, sock, self._pumps.pop)
-        self._pumps[pump] = waiting.channel
-        return pump
 
     def _connect_again(self) -> None:
         self._connect_timer = None
@@ -416,6 +410,7 @@ class _KernelStream:
     def __init__(self, agent: Agent, stream: Stream, channel: str) -> None:
         self.stream = stream
         self.channel = channel
+        self.listens = channel == "iopub"
         self._agent = agent
         self._early: List[Buffer] = []  # bounded by the stream's credit window
         self._finished = False

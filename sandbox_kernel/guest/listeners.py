@@ -8,12 +8,9 @@ last one, and whoever comes back is subscribed at once, by the agent.
 """
 
 import contextlib
-import socket
 from collections import deque
-from typing import Callable, Deque, Set
+from typing import Any, Callable, Deque, Set
 
-from .loop import LoopLike
-from .peer import Peer
 from .pump import Pump
 from .wire.frames import Buffer
 from .wire.mux import Stream
@@ -107,18 +104,10 @@ class Listeners:
 
 
 class ListenerPump(Pump):
-    """Carries the output to one client, and tells ``listeners`` about it."""
+    """Carries the output to one client, as any pump, and tells ``listeners`` about it."""
 
-    def __init__(
-        self,
-        loop: LoopLike,
-        peer: Peer,
-        stream: Stream,
-        sock: socket.socket,
-        on_closed: Callable[[Pump], object],
-        listeners: Listeners,
-    ) -> None:
-        super().__init__(loop, peer, stream, sock, on_closed)
+    def __init__(self, listeners: Listeners, *pump: Any) -> None:
+        super().__init__(*pump)
         self._listeners = listeners
         self._handshake = Handshake()
 

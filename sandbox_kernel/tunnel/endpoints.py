@@ -49,13 +49,13 @@ class Endpoint:
         self._on_input = on_input
         self._pumps: set[Pump] = set()
         self.address = address
-        self._listen()
+        self._start_listening()
 
     def renew(self) -> None:
         """Listen again, if somebody has removed the socket. Connections go on."""
         if isinstance(self.address, str) and not self._owns(self.address):
             self._stop_listening()
-            self._listen()
+            self._start_listening()
 
     @property
     def connections(self) -> int:
@@ -71,7 +71,7 @@ class Endpoint:
         for pump in list(self._pumps):
             pump.close("the endpoint was closed")
 
-    def _listen(self) -> None:
+    def _start_listening(self) -> None:
         self._listener = _listen(self.address)
         self._inode = os.stat(self.address).st_ino if isinstance(self.address, str) else 0
         self._loop.add_reader(self._listener.fileno(), self._accept)

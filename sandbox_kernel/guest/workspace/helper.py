@@ -92,7 +92,7 @@ class Workspace:
             while True:
                 messages.receive()
         except (Ended, ValueError):
-            pass  # the host has hung up
+            pass  # the host has hung up, or says nothing that could be understood
 
     # --- persist; and the first part of a hydrate, which is to look at what is there
 
