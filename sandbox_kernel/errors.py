@@ -14,6 +14,7 @@
     |   +-- LinkLost              a stream broke; the tunnel reconnects by itself
     |   +-- ProtocolError         the far side broke the protocol; the session is over
     |   +-- SessionRefused        the agent refused this session (token, version, superseded)
+    |   +-- InternalError         a mistake in sandbox-kernel itself, not in the sandbox
     +-- KernelError
     |   +-- KernelLaunchFailed    the kernel process could not be started
     |   +-- KernelDied            the kernel process ended by itself
@@ -24,6 +25,7 @@
         +-- QuotaExceeded         more files or bytes than allowed
         +-- StoreError            the store cannot be read or written
         |   +-- StoreDamaged      it holds what cannot be right
+        |   +-- PacksGone         what a save relied on was deleted while it was made
         +-- ExportConflict        files of the host would be written over
 
 A message says what failed, in which sandbox, and what to do next.
@@ -54,6 +56,10 @@ class Unsupported(SandboxError):
 
 class SandboxNotFound(SandboxError):
     """No sandbox of that name (or id) exists in the backend."""
+
+
+class SandboxElsewhere(SandboxError):
+    """The sandbox belongs to another host, or container, that shares this one's folders."""
 
 
 class SandboxExists(SandboxError):
@@ -90,6 +96,10 @@ class ProtocolError(TunnelError):
 
 class SessionRefused(TunnelError):
     """The agent in the sandbox refused the session."""
+
+
+class InternalError(TunnelError):
+    """A mistake in sandbox-kernel itself has ended the session; the sandbox is not to blame."""
 
 
 class KernelError(SandboxError):
@@ -130,6 +140,10 @@ class StoreError(WorkspaceError):
 
 class StoreDamaged(StoreError):
     """The store holds what cannot be right: a checksum fails, something is missing."""
+
+
+class PacksGone(StoreError):
+    """What a save relied on was deleted from the store while it was made; it was not published."""
 
 
 class ExportConflict(WorkspaceError):

@@ -7,6 +7,8 @@ methods are coroutines for the background loop (``tunnel.background.run``).
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
 import json
 import logging
 import secrets
@@ -16,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel.death import Before, cause_of_death, describe_exit, last_words
 from sandbox_kernel.errors import (
     KernelDied,
     ProtocolError,
@@ -25,10 +28,11 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SessionRefused,
 )
-from sandbox_kernel.paths import private_dir
+from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.recordings import OVERHEAD, Recording, parse_recording
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.left import in_use, released
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.text import printable
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -38,15 +42,21 @@ from sandbox_kernel.tunnel.tunnel import Tunnel
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 _LOG_LINES, _LOG_SIZE = 20, 4000
-_INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT = 10.0, 30.0
+_INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT, _LOCAL_TIMEOUT = 10.0, 30.0, 3.0
+_UNANSWERED_TIMEOUT = 0.5
+_FORCE_TIMEOUT = 5.0
+_EXPLAIN_TIMEOUT = 1.0
 _RECORDING_TIMEOUT = 60.0
+UNUSED_LEASE = 10.0
+"""Seconds that a sandbox outlives its process if no client has ever used its kernel."""
 
 
 class SandboxedKernel:
     """One sandbox with its agent attached, and the kernel that runs in it (or does not, yet).
 
-    ``exit_code`` is None while the kernel runs; afterwards ``death`` says in words why it ended.
-    ``on_exit`` is called, on the background loop, when the kernel or its sandbox ends.
+    ``exit_code`` is None while the kernel runs; afterwards ``death`` says in words why it ended,
+    and ``unasked`` whether nobody had asked it to. ``on_exit`` is called, on the background loop,
+    when the kernel or its sandbox ends.
     """
 
     def __init__(self, client: SandboxClient, handle: SandboxHandle, log: Log) -> None:
@@ -58,12 +68,13 @@ class SandboxedKernel:
         self.on_exit: Callable[[], object] = lambda: None
         self.tunnel: Tunnel
         self._owner = secrets.token_hex(8)
+        self._records = Records(data_dir() / "records")
         self.log = log
         self._generation = 0
         self._last_exit = (0, 0)
         self._expected = False
         self._exited = asyncio.Event()
-        self._oom_kills = 0
+        self._before = Before()
         self._endpoint_folder: str | None = None
         self._explaining: dict[int, asyncio.Task[None]] = {}
         self._companions: list[asyncio.Task[None]] = []
@@ -72,7 +83,17 @@ class SandboxedKernel:
         self.before_pause: Callable[[], Awaitable[bool]] | None = None
         """What ``pause`` does first, while the sandbox still runs: save its files. It tells its
         failures itself; the answer is whether they are saved."""
+        self.ending: Callable[[float], Awaitable[object]] | None = None
+        """How whoever made this kernel ends it when the process exits: it saves its files first,
+        and gives that up after so many seconds without progress."""
         self._saved = False
+        self._key = ""
+        """Fingerprint of the key that the kernel signs with, if this process has launched it."""
+        self._unused = False
+        """It has not had its whole lease yet."""
+        self._lengthening: asyncio.Task[None] | None = None
+        self._unanswered = False
+        """The agent has left a signal without an answer, so it is not waited for long again."""
 
     @property
     def taken_over(self) -> bool:
@@ -81,7 +102,7 @@ class SandboxedKernel:
         if not isinstance(self.tunnel.failure, SessionRefused):
             return False
         try:
-            record = Records().load(self.handle.backend, self.handle.name)
+            record = self._records.load(self.handle.backend, self.handle.name)
         except SandboxNotFound:
             return False
         return record.kernel.get("owner") != self._owner
@@ -90,20 +111,39 @@ class SandboxedKernel:
 
     @classmethod
     async def create(
-        cls, client: SandboxClient, spec: SandboxSpec, log: Log, *, warm_argv: Sequence[str] = ()
+        cls,
+        client: SandboxClient,
+        spec: SandboxSpec,
+        log: Log,
+        *,
+        warm_argv: Sequence[str] = (),
+        keep_unused: bool = True,
     ) -> SandboxedKernel:
         """A new sandbox with a running agent. On any failure (and on cancel) nothing is left.
 
         ``warm_argv`` is the command line of the kernel to come, if it may be made ready while
-        everything else starts.
+        everything else starts. Without ``keep_unused``, and where the backend can do that, the
+        sandbox has its whole lease only when a client has used the kernel, or ``detach`` leaves
+        it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
-        handle = await client.create(spec)
-        kernel = cls(client, handle, log)
         try:
-            await kernel._start_agent(warm_argv)
-        except BaseException:
-            await asyncio.shield(client.remove(handle.name))
-            raise
+            handle = await client.create(spec)
+            for text in handle.weaknesses:
+                log.info("Sandbox %s: %s", handle.name, text)
+            kernel = cls(client, handle, log)
+            try:
+                if not keep_unused and spec.lease_seconds > UNUSED_LEASE:
+                    kernel._unused = await handle.set_lease(UNUSED_LEASE)
+                await kernel._start_agent(warm_argv)
+            except BaseException:
+                await asyncio.shield(client.remove(handle.name))
+                raise
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise SandboxError(
+                f"Sandbox {spec.name!r} could not be made: {error}."
+                + (f" Free some space on the disk that holds {data_dir()}." if full else "")
+            ) from error
         return kernel
 
     async def revive(self, warm_argv: Sequence[str] = ()) -> None:
@@ -127,10 +167,9 @@ class SandboxedKernel:
             main=True,
         )
         token = secrets.token_hex(32)
-        records = Records()
-        record = records.load(handle.backend, handle.name)
-        record.kernel = {"token": token, "owner": self._owner}
-        records.save(record)
+        record = self._records.load(handle.backend, handle.name)
+        record.kernel = {"token": token, "owner": self._owner, **in_use()}
+        self._records.save(record)
         await self._open_tunnel(token)
 
     async def _packages(self) -> dict[str, str]:
@@ -140,27 +179,60 @@ class SandboxedKernel:
         return await provide(self.handle, self.log)
 
     @classmethod
-    async def attach(cls, client: SandboxClient, name: str, log: Log) -> SandboxedKernel:
-        """Take over a sandbox that another process made (or this one, earlier)."""
+    async def attach(
+        cls,
+        client: SandboxClient,
+        name: str,
+        log: Log,
+        *,
+        sandbox_id: str = "",
+        key: str = "",
+    ) -> SandboxedKernel:
+        """Take over a sandbox that another process made (or this one, earlier). SandboxGone if it
+        is not the one with this id, or its kernel not the one with this key, where those are
+        known: a name may have become another sandbox's, which then is left alone."""
         handle = await client.get(name)
-        if client.capabilities.pause and (await handle.info()).status == "paused":
-            await handle.resume()
-        records = Records()
-        record = records.load(handle.backend, handle.name)
+        if sandbox_id and handle.id != sandbox_id:
+            raise SandboxGone(
+                f"Sandbox {name!r} is gone: another one (id {handle.id}, not {sandbox_id}) has its "
+                f"name since then."
+            )
+        kernel = cls(client, handle, log)
+        record = kernel._records.load(handle.backend, handle.name)
         token = record.kernel.get("token")
         if not isinstance(token, str):
             raise SandboxNotFound(
                 f"Sandbox {name!r} has no kernel to attach to: it was made without one."
             )
-        kernel = cls(client, handle, log)
-        record.kernel["owner"] = kernel._owner
-        records.save(record)
+        known = record.kernel.get("key")
+        if key and known and known != fingerprint(key):
+            raise SandboxGone(
+                f"The kernel in sandbox {name!r} is another one than before: it signs with another "
+                f"key."
+            )
+        if client.capabilities.pause and (await handle.info()).status == "paused":
+            await handle.resume()
+            record = kernel._records.load(handle.backend, handle.name)  # with what that changed
+        record.kernel.update(owner=kernel._owner, **in_use())
+        kernel._records.save(record)
         await kernel._open_tunnel(token)
         try:
+            await handle.set_lease(handle.spec.lease_seconds)
             kernel._started(await kernel.tunnel.control.call("status"))
         except BaseException:
             await kernel.tunnel.close()
             raise
+        return kernel
+
+    @classmethod
+    async def restart(
+        cls, client: SandboxClient, handle: SandboxHandle, log: Log
+    ) -> SandboxedKernel:
+        """Start a sandbox that has stopped again, with an agent and without a kernel: its files are
+        there. For backends with the capability ``restart``."""
+        kernel = cls(client, handle, log)
+        await handle.resume()
+        await kernel._start_agent(())
         return kernel
 
     async def fork(self, name: str = "") -> SandboxedKernel:
@@ -199,8 +271,7 @@ class SandboxedKernel:
     async def _rekey(self) -> str:
         """Tell the agent of a copied sandbox that it is a copy; its new token."""
         handle = self.handle
-        records = Records()
-        record = records.load(handle.backend, handle.name)
+        record = self._records.load(handle.backend, handle.name)
         token = record.kernel.get("token")
         if not isinstance(token, str):
             raise SandboxNotFound(
@@ -226,8 +297,8 @@ class SandboxedKernel:
                 f"The agent in sandbox {handle.name!r} did not take its new token: "
                 f"{printable(result.output).strip()}"
             )
-        record.kernel = {"token": request["new_token"], "owner": self._owner}
-        records.save(record)
+        record.kernel = {"token": request["new_token"], "owner": self._owner, **in_use()}
+        self._records.save(record)
         return request["new_token"]
 
     async def _open_tunnel(self, token: str) -> None:
@@ -240,6 +311,7 @@ class SandboxedKernel:
             on_failed=self._tunnel_failed,
             log=self.log,
         )
+        self.tunnel.on_request = self._first_request
         try:
             await asyncio.wait_for(self.tunnel.open(), self.handle.spec.start_timeout)
         except asyncio.TimeoutError:
@@ -252,7 +324,7 @@ class SandboxedKernel:
         except BaseException:
             await self.tunnel.close()
             raise
-        self._oom_kills = (await self.handle.info()).oom_kills
+        self._before = Before.now(await self.handle.info())
 
     async def pause(self) -> bool:
         """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
@@ -295,12 +367,20 @@ class SandboxedKernel:
         if not self.pause_on_exit or self.taken_over:
             return await self.remove()
         self._expected = True
+        self.note(**released(waits=False))
         self.accompany(None)
         await self.tunnel.close()
         try:
             await self.handle.pause()
         except (SandboxGone, SandboxNotFound) as error:
-            self.log.warning("It could not be paused: %s", error)
+            self.log.warning("Sandbox %s could not be paused: %s", self.handle.name, error)
+        await self._let_go()
+
+    async def release(self) -> None:
+        """End the kernel's use by this process, for good; the sandbox stays as it is."""
+        self._expected = True
+        self.accompany(None)
+        await self.tunnel.close()
         await self._let_go()
 
     async def _let_go(self) -> None:
@@ -314,8 +394,32 @@ class SandboxedKernel:
         self._expected = True
         self._set_exited(-signal.SIGKILL)
 
+    def _first_request(self) -> None:
+        self.tunnel.on_request = None
+        if self._unused:
+            self._lengthening = asyncio.get_running_loop().create_task(self._whole_lease())
+
+    async def _whole_lease(self) -> None:
+        """Somebody uses the kernel, or is to find it again: it is worth its lease."""
+        if not self._unused:
+            return
+        try:
+            await self.handle.set_lease(self.handle.spec.lease_seconds)
+            self._unused = False
+        except SandboxGone:
+            pass  # there is nothing to be kept, as the tunnel knows by itself
+        except (SandboxError, OSError) as error:
+            self.tunnel.on_request = self._first_request
+            self.log.warning(
+                "Sandbox %s would end %g s after this process instead of waiting for its lease: %s "
+                "The next cell tries again to change that.",
+                *(self.handle.name, UNUSED_LEASE, error),
+            )
+
     async def detach(self) -> None:
         """Leave the sandbox to itself; ``attach`` finds it again until its lease is over."""
+        await self._whole_lease()
+        self.note(**released(waits=True))
         self.accompany(None)
         await self.tunnel.close()
         await links_closed()
@@ -327,9 +431,20 @@ class SandboxedKernel:
         if self.taken_over:
             return await self.detach()
         self.accompany(None)
-        await self.tunnel.close()
-        await self.client.remove(self.handle.name)
+        try:
+            await self.tunnel.close()
+        finally:
+            if self._still_ours():
+                await self.client.remove(self.handle.name)
         await self._let_go()
+
+    def _still_ours(self) -> bool:
+        """False if somebody has removed the sandbox, and made another one with its name."""
+        try:
+            found = self._records.load(self.handle.backend, self.handle.name)
+        except SandboxNotFound:
+            return True  # what is left of it goes, too
+        return not (found.id and self.handle.id) or found.id == self.handle.id
 
     # --- the kernel process
 
@@ -342,14 +457,17 @@ class SandboxedKernel:
         connection: Mapping[str, Any],
         transport: str = "ipc",
         warm: bool = True,
+        spare: bool = True,
     ) -> None:
         """Start the kernel. ``{connection_file}`` in ``argv`` stands for its connection file.
 
         ``warm`` allows it to be forked from an interpreter that has its imports done, if the
-        command line is ipykernel's.
+        command line is ipykernel's; ``spare`` keeps such a one for the next kernel here.
         """
         self._expected = False
+        self._key = fingerprint(str(connection.get("key", "")))
         self.tunnel.want()
+        await self._look_before()
         status = await self.tunnel.control.call(
             "launch",
             argv=list(self.handle.kernel_argv(argv)),
@@ -358,9 +476,22 @@ class SandboxedKernel:
             connection=dict(connection),
             transport=transport,
             warm=warm,
+            spare=spare,
             timeout=self.handle.spec.start_timeout,
         )
         self._started(status)
+
+    async def _look_before(self) -> None:
+        """What the sandbox has killed so far has not killed the kernel that is launched now.
+        Hosted ones do not tell, and asking them takes time."""
+        if self.client.capabilities.hosted:
+            return
+        try:
+            info = await asyncio.wait_for(self.handle.info(), _EXPLAIN_TIMEOUT)
+        except (SandboxError, OSError, asyncio.TimeoutError) as error:
+            self.log.debug("Sandbox %s does not tell its state: %s", self.handle.name, error)
+        else:
+            self._before = Before.now(info)
 
     def listen(
         self, addresses: Mapping[str, str | tuple[str, int]], folder: str | None = None
@@ -390,12 +521,38 @@ class SandboxedKernel:
             self._expected = True
         self.tunnel.want()
         timeout = _INTERRUPT_TIMEOUT if signum == signal.SIGINT else _SIGNAL_TIMEOUT
+        if not self.client.capabilities.hosted:
+            timeout = _UNANSWERED_TIMEOUT if self._unanswered else _LOCAL_TIMEOUT
         try:
             await self.tunnel.control.call("signal", signum=int(signum), timeout=timeout)
+            self._unanswered = False
         except SandboxTimeout as error:
+            self._unanswered = True
             if signum != signal.SIGINT:
                 raise
             self.log.warning("%s The kernel is interrupted when it can be reached again.", error)
+
+    async def end_by_force(self) -> None:
+        """End a kernel whose agent does not answer, from outside: with everything else in the
+        sandbox but the agent, where the backend can, so that its files can still be saved; else
+        with the whole sandbox. Takes some seconds at most, and raises nothing: afterwards the
+        kernel is dead, for all who ask."""
+        self._expected = True
+        name = self.handle.name
+        try:
+            if await asyncio.wait_for(self.handle.clear(), _FORCE_TIMEOUT):
+                await asyncio.wait_for(self._exited.wait(), _FORCE_TIMEOUT)
+                return
+        except (SandboxError, OSError, asyncio.TimeoutError) as error:
+            self.log.warning("The agent in sandbox %s is silent (%s): all of it ends.", name, error)
+        try:
+            await asyncio.wait_for(self.handle.kill(), _SIGNAL_TIMEOUT)
+        except (SandboxError, OSError, asyncio.TimeoutError) as error:
+            self.log.warning(
+                "Sandbox %s could not be killed (%s); it is about to be removed.",
+                *(name, error or "no answer"),
+            )
+        self.give_up()
 
     def expect_exit(self) -> None:
         """The kernel is about to be shut down: its exit is no accident."""
@@ -422,7 +579,26 @@ class SandboxedKernel:
         data = await self.tunnel.fetch(
             f"recorded:{since}", limit + OVERHEAD, timeout=_RECORDING_TIMEOUT
         )
-        return parse_recording(data, self.handle.name)
+        # Another sandbox's kernel must not wait for this one's past.
+        return await asyncio.to_thread(parse_recording, data, self.handle.name)
+
+    @property
+    def unasked(self) -> bool:
+        """The kernel has ended, and nobody had asked it to."""
+        return self.exit_code is not None and not self._expected
+
+    def note(self, **facts: Any) -> None:
+        """Put down in the sandbox's record what others should know of the kernel, such as the
+        notebook that it belongs to (``ps``). Not if the sandbox is gone or somebody else's."""
+        try:
+            record = self._records.load(self.handle.backend, self.handle.name)
+            if record.id == self.handle.id and record.kernel.get("owner") == self._owner:
+                record.kernel.update(facts)
+                self._records.save(record)
+        except SandboxNotFound:
+            return
+        except (SandboxError, OSError) as error:
+            self.log.warning("The record of sandbox %s is not true: %s", self.handle.name, error)
 
     def died(self) -> KernelDied:
         """The error for who needed the kernel after it had died."""
@@ -438,7 +614,9 @@ class SandboxedKernel:
         self.exit_code = None
         self.death = ""
         self._exited.clear()
-        if not status.get("running"):
+        if status.get("running"):
+            self.note(running=True, pid=self.pid, **({"key": self._key} if self._key else {}))
+        else:
             self._set_exited(_integer(status, "exit_code"))
         self._notice_exit()
 
@@ -461,16 +639,16 @@ class SandboxedKernel:
         self.death = describe_exit(code)
         if not self._expected:
             try:
-                info = await asyncio.wait_for(self.handle.info(), 1.0)
-                if info.oom_kills > self._oom_kills or (code == -signal.SIGKILL and info.last_kill):
-                    self.death = info.last_kill or "out of memory"
-                self._oom_kills = info.oom_kills
-                output = await self.tunnel.control.call("logs", size=_LOG_SIZE, timeout=1.0)
+                info = await asyncio.wait_for(self.handle.info(), _EXPLAIN_TIMEOUT)
+                self.death = cause_of_death(code, self.pid, info, self._before)
+                output = await self.tunnel.control.call(
+                    "logs", size=_LOG_SIZE, timeout=_EXPLAIN_TIMEOUT
+                )
             except (SandboxError, OSError, asyncio.TimeoutError) as error:
                 output = f"(its output could not be read: {error})"
             if self.exit_code is not None or generation != self._generation:
                 return  # meanwhile the sandbox was lost, too, or the kernel started anew
-            tail = "\n".join(printable(str(output)[-_LOG_SIZE:]).strip().split("\n")[-_LOG_LINES:])
+            tail = last_words(str(output)[-_LOG_SIZE:])
             self.log.log(
                 logging.ERROR if code else logging.INFO,  # a client may have shut it down
                 "The kernel in sandbox %s died: %s.%s",
@@ -498,6 +676,8 @@ class SandboxedKernel:
         self.death = self.death or describe_exit(code)
         if not self._exited.is_set():
             self._exited.set()
+            if not self._expected:  # else it is started again, or the sandbox removed, in a moment
+                self.note(running=False, pid=None)
             self.on_exit()
 
     async def _log_tail(self) -> str:
@@ -507,14 +687,9 @@ class SandboxedKernel:
             return f"(unreadable: {error})"
 
 
-def describe_exit(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"killed by signal {-code}"
+def fingerprint(key: str) -> str:
+    """Tells kernels apart without telling the key that they sign with."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
 
 
 def _integer(message: Mapping[str, Any], key: str) -> int:

@@ -32,16 +32,21 @@ def data_dir() -> Path:
 def runtime_dir() -> Path:
     """Sockets. Short, because a Unix socket's path has at most 107 bytes.
 
-    ``$SANDBOX_KERNEL_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/sandbox-kernel``, else a folder of
-    this user's in the system's temporary directory.
+    ``$SANDBOX_KERNEL_RUNTIME_DIR``, else a folder of this user's in the system's temporary
+    directory. Not in ``$XDG_RUNTIME_DIR``, which is deleted when the user logs out, while servers
+    in tmux and sandboxes go on; unless somebody else has that name in the temporary directory.
     """
     override = os.environ.get("SANDBOX_KERNEL_RUNTIME_DIR")
     if override:
         return private_dir(Path(override).absolute())
+    usual = Path(tempfile.gettempdir()) / f"sandbox-kernel-{os.getuid()}"
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    if xdg and os.access(xdg, os.W_OK):
-        return private_dir(Path(xdg) / "sandbox-kernel")
-    return private_dir(Path(tempfile.gettempdir()) / f"sandbox-kernel-{os.getuid()}")
+    try:
+        return private_dir(usual)
+    except (SandboxError, FileExistsError):
+        if xdg and os.access(xdg, os.W_OK):
+            return private_dir(Path(xdg) / "sandbox-kernel")
+        raise
 
 
 def private_dir(path: Path) -> Path:

@@ -12,6 +12,9 @@ from sandbox_kernel.errors import ProtocolError
 OVERHEAD = 64 * 1024
 """Bytes that a recording may be longer than its limit."""
 _SIZE = struct.Struct(">I")
+_FEWEST_PARTS, _BYTES_A_PART = 4096, 32
+"""A recording has no more parts than the first, or one for so many of its bytes: a Jupyter message
+has longer ones, on average, and each costs more memory here than its bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,22 @@ class Recording:
 
 
 def parse_recording(data: bytes, sandbox: str) -> Recording:
-    """ProtocolError if it is not what a recorder sends."""
+    """ProtocolError if it is not what a recorder sends. It takes a moment for much data, so it is
+    for a thread that nobody waits on."""
     try:
-        head, newline, _ = data.partition(b"\n")
+        head, newline, _ = data[:OVERHEAD].partition(b"\n")
         status = json.loads(head)
         first, problem = status["first"], status["problem"]
         if not newline or not isinstance(first, int) or not 0 <= first < 2**53:
             raise ValueError("no number")
         messages, position = [], len(head) + 1
+        left = _FEWEST_PARTS + len(data) // _BYTES_A_PART
         while position < len(data):
             (count,) = _SIZE.unpack_from(data, position)
             position += _SIZE.size
+            left -= count + 1
+            if left < 0:
+                raise ValueError("too many parts")
             parts = []
             for _ in range(count):
                 (size,) = _SIZE.unpack_from(data, position)

@@ -1,7 +1,8 @@
 """Records of live sandboxes, on disk, so that another process can find, re-attach or remove them.
 
 One JSON file a sandbox, ``<data dir>/records/<backend>/<name>.json``, mode 0600, replaced
-atomically. The file is made with O_EXCL, so it also decides who owns a name.
+atomically. The file is made with O_EXCL, so it also decides who owns a name. It says on which host,
+since which boot and in which pid namespace it was made (``places``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel import places
 from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
 from sandbox_kernel.paths import beside, data_dir, private_dir, write_atomically
 from sandbox_kernel.spec import SandboxSpec, check_name
@@ -36,29 +38,43 @@ class Record:
     """The backend's own facts (folders, pids, provider ids)."""
     kernel: dict[str, Any] = field(default_factory=dict)
     """The kernel's facts (session token, connection), written by the provisioner."""
+    place: dict[str, str] = field(default_factory=dict)
+    """Where it was made; empty in records of earlier versions."""
+    folder: str = field(default="", compare=False)
+    """Where the record itself is, once it is on disk: the environment may name another folder by
+    the time that it is removed. Not part of the file."""
     version: int = VERSION
+
+    @property
+    def where(self) -> places.Where:
+        return places.where(self.place)
 
     def sandbox_spec(self) -> SandboxSpec:
         return SandboxSpec.from_mapping(self.spec, where=f"the record of sandbox {self.name!r}")
 
 
 class Records:
-    """The store of records. Cheap to make; every call reads or writes the disk."""
+    """The store of records. Cheap to make; every call reads or writes the disk. It stays in the
+    folder that the environment names when it is first used."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
     def _folder(self, backend: str) -> Path:
-        root = self._root or data_dir() / "records"
-        return private_dir(private_dir(root) / check_name(backend, "A backend name"))
+        """Need not be there: what only reads, or deletes, makes no folder."""
+        self._root = self._root or data_dir() / "records"
+        return self._root / check_name(backend, "A backend name")
 
     def _path(self, backend: str, name: str) -> Path:
         return self._folder(backend) / f"{check_name(name)}.json"
 
     def reserve(self, record: Record) -> None:
         """Write a first record, or SandboxExists if the name is taken."""
+        record.place = record.place or places.here()
         path = self._path(record.backend, record.name)
-        with beside(path, json.dumps(asdict(record))) as temporary:
+        for folder in (path.parent.parent, path.parent):
+            private_dir(folder)
+        with beside(path, _text(record)) as temporary:
             try:
                 os.link(temporary, path)  # atomic, and fails if the name is taken
             except FileExistsError:
@@ -67,11 +83,13 @@ class Records:
                     f"{record.backend!r}. Choose another name, or remove it with "
                     f"`sandbox-kernel rm {record.name}`."
                 ) from None
+        record.folder = str(path.parent)
 
     def save(self, record: Record) -> None:
-        """Replace a record."""
-        path = self._path(record.backend, record.name)
-        write_atomically(path, json.dumps(asdict(record)))
+        """Replace a record, where it is."""
+        folder = Path(record.folder) if record.folder else private_dir(self._folder(record.backend))
+        write_atomically(folder / f"{check_name(record.name)}.json", _text(record))
+        record.folder = str(folder)
 
     def load(self, backend: str, name: str) -> Record:
         path = self._path(backend, name)
@@ -87,8 +105,11 @@ class Records:
         """A sandbox's record as it is on disk now; None if the sandbox was removed, also if
         another one has its name since."""
         try:
-            found = self.load(record.backend, record.name)
-        except SandboxNotFound:
+            if record.folder:
+                found = self._read(Path(record.folder) / f"{check_name(record.name)}.json")
+            else:
+                found = self.load(record.backend, record.name)
+        except (SandboxNotFound, FileNotFoundError):
             return None
         return found if found.id == record.id else None
 
@@ -122,9 +143,15 @@ class Records:
             values = json.loads(path.read_text())
             if values.get("version") != VERSION:
                 raise ValueError(f"version {values.get('version')!r}, not {VERSION}")
-            return Record(**values)
+            return Record(**{**values, "folder": str(path.parent)})
         except (ValueError, TypeError, AttributeError) as error:
             raise SandboxError(
                 f"The record {path} cannot be read ({error}). If no sandbox of that name runs, "
                 f"delete the file."
             ) from error
+
+
+def _text(record: Record) -> str:
+    values = asdict(record)
+    del values["folder"]
+    return json.dumps(values)

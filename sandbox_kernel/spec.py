@@ -21,6 +21,8 @@ from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 
 ENV_PREFIX = "SANDBOX_KERNEL_"
+LEAST_MEMORY_MIB = 128
+"""With less, a kernel, the agent and its spare interpreter do not fit."""
 MAX_ENV = 128 * 1024
 """Bytes of all environment variables of a spec together; Linux gives a process little more."""
 NOTEBOOK = ".ipynb"
@@ -221,8 +223,11 @@ def _check(spec: SandboxSpec) -> None:
         value = getattr(spec, key)
         if value is not None and not 0 < value < 1e15:
             raise SpecError(f"{key} must be more than 0, not {value!r}.")
-    if spec.memory_mib is not None and spec.memory_mib < 64:
-        raise SpecError(f"memory_mib must be at least 64 to run a kernel, not {spec.memory_mib}.")
+    if spec.memory_mib is not None and spec.memory_mib < LEAST_MEMORY_MIB:
+        raise SpecError(
+            f"memory_mib must be at least {LEAST_MEMORY_MIB} to run a kernel, not "
+            f"{spec.memory_mib}."
+        )
     for name, value in spec.env.items():
         if not _ENV_NAME.fullmatch(name) or "\0" in value:
             raise SpecError(f"env has an entry that is no environment variable: {name!r}.")

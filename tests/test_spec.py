@@ -47,7 +47,7 @@ def test_strings_are_read_as_their_field_means_them() -> None:
         ({"memory_mib": "much"}, "memory_mib takes a whole number, not 'much'"),
         ({"memory_mib": 1.5}, "memory_mib takes a whole number"),
         ({"memory_mib": True}, "memory_mib takes a whole number"),
-        ({"memory_mib": 1}, "at least 64"),
+        ({"memory_mib": 127}, "at least 128 to run a kernel, not 127"),
         ({"cpus": -1}, "cpus must be more than 0"),
         ({"cpus": "nan"}, "cpus must be more than 0"),
         ({"name": "Upper"}, "A sandbox name has"),
@@ -75,7 +75,7 @@ def test_nonsense_is_refused(values: dict[str, object], message: str) -> None:
 def test_what_a_backend_cannot_enforce_is_refused_by_name() -> None:
     """No silent downgrade: the error names the field, the backend and a way out."""
     backend = Capabilities(memory_mib=True, notes={"egress": "Use another backend."})
-    backend.check(SandboxSpec(memory_mib=100), "tiny")
+    backend.check(SandboxSpec(memory_mib=200), "tiny")
     with pytest.raises(SpecRefused, match=r"'tiny' cannot enforce egress=.*Use another backend"):
         backend.check(SandboxSpec(egress=("example.org",)), "tiny")
     with pytest.raises(SpecRefused, match=r"cannot enforce image="):

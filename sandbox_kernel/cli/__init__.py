@@ -21,7 +21,11 @@ from collections.abc import Sequence
 
 from sandbox_kernel.cli.foreground import Interrupted
 from sandbox_kernel.cli.parser import parse
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.cli.text import note
+from sandbox_kernel.errors import SandboxError, SpecError, SpecRefused
+from sandbox_kernel.jupyter.configuration import unknown_variables
+from sandbox_kernel.sandboxes.backends import backend_names
+from sandbox_kernel.sandboxes.left import all_left, in_words
 
 PROGRAM = "sandbox-kernel"
 
@@ -33,7 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if arguments.debug else logging.WARNING,
         format=f"{PROGRAM}: %(message)s",
     )
+    if not arguments.reads_settings:  # those that do refuse it
+        for problem in unknown_variables(os.environ):
+            note(problem)
     try:
+        if arguments.tells_left:
+            waiting = len(all_left(backend_names()))
+            if waiting:
+                note(in_words(waiting))
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except Interrupted as interrupted:
@@ -54,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         print(f"{PROGRAM}: {_one_line(error)}", file=sys.stderr)
-        return 1
+        # A wrong value is wrong usage, whoever finds it out; what a backend cannot do is not.
+        wrong = isinstance(error, SpecError) and not isinstance(error, SpecRefused)
+        return 2 if wrong else 1
     return code
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import platform
+import sys
 from collections.abc import Sequence
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
+from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
 
@@ -29,4 +32,23 @@ async def diagnose(backend: str) -> Sequence[Diagnosis]:
         return [Diagnosis(False, f"the check itself failed: {error}")]
     finally:
         await client.close()
+    if backend == DEFAULT_BACKEND and all(check.ok is not False for check in checks):
+        # Others cost money, or minutes.
+        checks = [*checks, await _kernel(backend)]
     return checks or [Diagnosis(None, "nothing to check")]
+
+
+async def _kernel(backend: str) -> Diagnosis:
+    try:
+        from sandbox_kernel.jupyter.trial import try_kernel
+
+        problem = await asyncio.wait_for(try_kernel(backend), TIMEOUT)
+    except asyncio.TimeoutError:
+        problem = f"it did not answer within {TIMEOUT:g} s"
+    except Exception as error:  # noqa: BLE001  (also what cannot even be imported is a finding)
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        python = f"{sys.executable} (Python {platform.python_version()})"
+        fix = f"The interpreter is {python}; `sandbox-kernel --debug doctor` logs more."
+        return Diagnosis(False, f"no kernel can be started: {problem}", fix)
+    return Diagnosis(True, "a kernel starts, and runs a cell")

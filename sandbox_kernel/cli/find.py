@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sandbox_kernel.errors import SandboxError, SandboxNotFound, SandboxTimeout, SpecError
+from sandbox_kernel.errors import (
+    SandboxError,
+    SandboxNotFound,
+    SandboxTimeout,
+    SandboxUnavailable,
+    SpecError,
+)
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
-from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, Usage
+from sandbox_kernel.spec import NOTEBOOK
+from sandbox_kernel.unsaved import Unsaved, unsaved_in
 
 ANSWER_TIMEOUT = 30.0
 """Seconds for one question to a backend."""
@@ -27,9 +36,17 @@ class Found:
 
     info: SandboxInfo
     has_kernel: bool
+    """A kernel runs in it, or will in a moment (``starting``)."""
     kernel_pid: int | None
     elsewhere: bool = False
-    """Another machine has made it, under the same label."""
+    """Another machine has made it, under the same label or in a folder that both have."""
+    place: str = ""
+    """Which machine, if that is known."""
+    unsaved: Unsaved | None = None
+    """Files of a workspace that could not be saved, and are only here."""
+    starting: bool = False
+    notebook: str = ""
+    usage: Usage | None = None
 
     @property
     def running(self) -> bool:
@@ -40,12 +57,15 @@ class Found:
 async def sandbox(
     name: str, backend: str | None
 ) -> AsyncIterator[tuple[SandboxClient, SandboxHandle]]:
-    """The sandbox of that name. SandboxNotFound if no backend has it, SpecError if several do."""
+    """The sandbox of that name, or of the notebook with that path, or the only one whose name
+    begins so. SandboxNotFound if no backend has it, SpecError if several do. Its full name is the
+    handle's."""
+    name = _meant(name, backend)
     # Backends with a record of that name are on this disk; others need a network to be asked.
     recorded = [b for b in backend_names() if name in record_names(b)]
     candidates = [backend] if backend else recorded or backend_names()
     found: list[tuple[SandboxClient, SandboxHandle]] = []
-    problems: list[SandboxError] = []
+    problems: dict[str, SandboxError] = {}
     async with contextlib.AsyncExitStack() as stack:
         for candidate in candidates:
             try:
@@ -57,10 +77,15 @@ async def sandbox(
             except SandboxError as error:
                 if candidates == [candidate]:
                     raise
-                problems.append(error)
+                problems[candidate] = error
         if not found:
             where = f" in the backend {backend!r}" if backend else ""
-            asked = "".join(f" Not asked: {problem}" for problem in problems)
+            asked = "".join(
+                f" The backend {candidate!r} could not be asked: {problem}"
+                for candidate, problem in problems.items()
+                # One that was never set up here has no sandboxes, and needs no advice.
+                if not isinstance(problem, SandboxUnavailable) or record_names(candidate)
+            )
             raise SandboxNotFound(
                 f"There is no sandbox {name!r}{where}. `sandbox-kernel ps --all` lists what there "
                 f"is.{asked}"
@@ -69,6 +94,34 @@ async def sandbox(
             names = ", ".join(client.backend for client, _ in found)
             raise SpecError(f"Several backends ({names}) have a sandbox {name!r}. Add --backend.")
         yield found[0]
+
+
+def _meant(text: str, backend: str | None) -> str:
+    """The full name of the sandbox that somebody means, as far as records on this disk tell."""
+    backends = [backend] if backend else backend_names()
+    names = {name: candidate for candidate in backends for name in record_names(candidate)}
+    if text in names:
+        return text
+    if text.endswith(NOTEBOOK):
+        path = os.path.abspath(os.path.expanduser(text))
+        found = [name for name, where in names.items() if _notebook(where, name) == path]
+        if not found:
+            raise SandboxNotFound(
+                f"No sandbox has a kernel of the notebook {path}. `sandbox-kernel ps` shows the "
+                f"notebooks that have one."
+            )
+    else:
+        found = [name for name in names if name.startswith(text)]
+    if len(found) > 1:
+        raise SpecError(f"{text!r} may mean {', '.join(sorted(found))}. Say more of the name.")
+    return found[0] if found else text
+
+
+def _notebook(backend: str, name: str) -> str:
+    try:
+        return str(Records().load(backend, name).kernel.get("notebook", ""))
+    except SandboxError:
+        return ""  # unreadable, or removed meanwhile; `ps` tells
 
 
 async def survey(note: Note) -> list[Found]:
@@ -110,16 +163,29 @@ async def _survey_one(client: SandboxClient, note: Note) -> list[Found]:
 
 
 async def _look(client: SandboxClient, name: str) -> Found:
-    async def info() -> SandboxInfo:
-        return await (await client.get(name)).info()
+    async def look() -> tuple[SandboxInfo, Usage | None]:
+        handle = await client.get(name)
+        return await handle.info(), await handle.usage()
 
-    known = await _in_time(info(), client.backend)
+    known, usage = await _in_time(look(), client.backend)
     try:
-        facts = Records().load(client.backend, known.name).kernel
+        record = Records().load(client.backend, known.name)
     except SandboxNotFound:
         return Found(known, False, None, elsewhere=True)
+    if "place" in known.detail:
+        return Found(known, False, None, elsewhere=True, place=str(known.detail["place"]))
+    facts, unsaved = record.kernel, unsaved_in(record)
     pid = facts.get("pid")
-    return Found(known, bool(facts), pid if isinstance(pid, int) else None)
+    has_kernel = bool(facts.get("running", facts)) and not (unsaved and unsaved.kept)
+    return Found(
+        known,
+        has_kernel,
+        pid if isinstance(pid, int) else None,
+        starting=bool(facts) and "running" not in facts,
+        notebook=str(facts.get("notebook", "")),
+        usage=usage,
+        unsaved=unsaved,
+    )
 
 
 async def _in_time(asked: Awaitable[T], backend: str) -> T:

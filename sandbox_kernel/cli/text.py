@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +30,32 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds // size)}{unit}"
     return f"{int(seconds // 86400)}d"
+
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def limit(words: str) -> float | int | None:
+    """The number in a limit's words ("512 MiB (cgroup v2)"), if there is one."""
+    found = _NUMBER.search(words.partition(" (")[0])
+    return None if found is None else float(found[0]) if found[1] else int(found[0])
+
+
+def used(count: int | None, most: str) -> str:
+    """Memory in use, in bytes, against a limit in words, in MiB."""
+    number = limit(most)
+    if count is None and number is None:
+        return "-"
+    spent = "?" if count is None else f"{count / 2**20:.0f}"
+    return f"{spent}/{number} MiB" if number is not None else f"{spent} MiB"
+
+
+def short_path(path: str) -> str:
+    """A path as people write it: from here, or from their home folder."""
+    for folder, name in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
+        if path.startswith(folder.rstrip("/") + "/"):
+            return name + path[len(folder.rstrip("/")) + 1 :]
+    return path
 
 
 def note(text: str) -> None:

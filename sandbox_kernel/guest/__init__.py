@@ -12,5 +12,9 @@ warmstart   keeps an interpreter with ipykernel imported, to fork kernels from (
 agent       the daemon in the sandbox: owns the kernel and the session
 connector   the command that the host runs to reach the agent; it only passes its stdio on
 jailinit    PID 1 of the local jail
-jailwatch   its watch over memory, processes and disk where there is no cgroup
+jailspawn   how it starts processes
+landlock    a second wall behind the jail's mounts
+jailwatch   its watch over memory, processes and disk where nothing better holds them
+jailview    the /proc/meminfo that the jail sees
+jaildisk    counts what the jail's folders hold, for that watch
 """

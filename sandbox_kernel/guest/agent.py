@@ -134,12 +134,19 @@ class Agent:
 
         def woken() -> None:
             read.recv(4096)
-            self.kernel.reap()
-            _reap_orphans({self.kernel.pid, self.kernel.warm.pid})
+            self._reap()
 
         self.loop.add_reader(read.fileno(), woken)
         self._wakeup_write = write
         return read
+
+    def _reap(self) -> None:
+        """Some process has ended, or was stopped."""
+        self.kernel.reap()
+        self._helper.go_on()
+        # One that nobody knows may be the kernel that is being launched: it must tell how it ended.
+        if not self.kernel.launching:
+            _reap_orphans({self.kernel.pid, self.kernel.warm.pid})
 
     def _every_few_seconds(self) -> None:
         if self._peer is not None and self._peer.link is not None:
@@ -361,6 +368,7 @@ class Agent:
         connection: Dict[str, Any],
         transport: str,
         warm: bool = True,
+        spare: bool = True,
     ) -> Later:
         later = Later()
 
@@ -372,8 +380,10 @@ class Agent:
             self._listeners.launched()
             self._recorder.launched()
             self._connect_waiting()
-            if warm:
+            if warm and spare:
                 self.kernel.warm.prepare(kernel_command(argv, self._folder))
+            else:
+                self.kernel.warm.close()
 
         if not warm:
             self.kernel.warm.close()

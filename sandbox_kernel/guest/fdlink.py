@@ -33,6 +33,7 @@ class FdLink:
         self._pending: Deque[Buffer] = deque()
         self._pending_bytes = 0
         self._read_size = _MIN_READ
+        self._held = False
         os.set_blocking(in_fd, False)
         os.set_blocking(out_fd, False)
 
@@ -43,6 +44,17 @@ class FdLink:
     def room(self) -> int:
         """Bytes that the link takes now without growing past its bound."""
         return 0 if self.closed else max(0, LINK_BUFFER - self._pending_bytes)
+
+    def hold(self) -> None:
+        """Read nothing until ``release``, so that the far end has to wait."""
+        if not self._held and not self.closed:
+            self._held = True
+            self._loop.remove_reader(self._in)
+
+    def release(self) -> None:
+        if self._held and not self.closed:
+            self._held = False
+            self._loop.add_reader(self._in, self._readable)
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Write, or keep what the descriptor does not take at once."""

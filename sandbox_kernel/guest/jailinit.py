@@ -1,13 +1,16 @@
 """Process 1 of the local jail: starts commands for the host, reaps, enforces limits, ends the jail.
 
-Started by ``sandboxes/local/client.py`` through bubblewrap, with four inherited descriptors: the
+Started by ``sandboxes/local/client.py`` through bubblewrap, with five inherited descriptors: the
 listening socket of which only the host knows the path, a pipe with the configuration, the
-sandbox's log and its state file. The host connects once a request and speaks JSON lines:
+sandbox's log, its state file and what it sees as /proc/meminfo. The host connects once a request
+and speaks JSON lines:
 
     {"kind": "exec",  "argv": [...], "env": {...}, "cwd": "/workspace", "tty": [rows, columns]}
     {"kind": "spawn", "argv": [...], "env": {...}, "cwd": "/workspace", "main": false}
     (with "guest": [...], arguments for the guest program, which is then forked from here)
     {"kind": "info"}
+    {"kind": "lease", "seconds": 3600.0}  (from now on)
+    {"kind": "clear"}  (ends all processes but guest programs: what keeps the sandbox)
     {"kind": "stop"}
 
 The descriptors of an ``exec``'s stdin, stdout and stderr travel with the request (two of them:
@@ -35,6 +38,8 @@ import socket
 import sys
 import time
 
+from . import jailspawn, landlock
+from .jailview import MemoryView
 from .jailwatch import Watch, memory_in_use, processes
 
 TYPE_CHECKING = False
@@ -49,9 +54,11 @@ HANGUP_GRACE = 0.5
 """Seconds between SIGHUP and SIGKILL for a command whose host hung up."""
 STOP_GRACE = 2.0
 """Seconds between SIGTERM and the end of the jail."""
+LEASE_INTERVAL = 5.0
+"""The lease is looked at this often, since the host may shorten it."""
 MAX_EVENTS = 20
 OOM_SCORE_RAISE = 500
-PR_SET_DUMPABLE = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 RUN_FOLDER = "/run/sandbox-kernel"
 
 
@@ -118,8 +125,11 @@ class Child:
 class JailInit:
     """The server. ``run`` never returns."""
 
-    def __init__(self, config: dict[str, Any], listen_fd: int, log_fd: int, state_fd: int) -> None:
+    def __init__(
+        self, config: dict[str, Any], listen_fd: int, log_fd: int, state_fd: int, view_fd: int
+    ) -> None:
         self._log_fd = log_fd
+        self._view = MemoryView(view_fd, config["memory"])
         self._state_fd = state_fd
         self._lease = float(config["lease"])
         self._environ = {**os.environ, **config["env"]}
@@ -140,7 +150,11 @@ class JailInit:
         self._apply_limits(config)
         self._oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._oom_score = int(os.read(self._oom_fd, 16))
-        _forbid_tracing()
+        self._landlock = landlock.restrict()
+        self._layer = landlock.layer() if config["commands_apart"] else -1
+        _control(PR_SET_DUMPABLE, 0)
+        # Bubblewrap's process outside. Without it, nobody would wait for the jail's end.
+        _control(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._handle_signals()
         watch = config["watch"]
         self._watch = Watch(
@@ -151,7 +165,6 @@ class JailInit:
             cpus=os.cpu_count() or 1,
             report=self._record,
             is_main=lambda pid: pid in self._children and self._children[pid].main,
-            is_keeper=lambda pid: pid in self._children and self._children[pid].guest,
         )
         os.makedirs(RUN_FOLDER, mode=0o700, exist_ok=True)
 
@@ -159,8 +172,6 @@ class JailInit:
     def _apply_limits(config: dict[str, Any]) -> None:
         for name, value in config["rlimits"].items():
             resource.setrlimit(getattr(resource, name), (value, value))
-        if config["affinity"]:
-            os.sched_setaffinity(0, config["affinity"])
 
     def _handle_signals(self) -> None:
         # What the host's process ignores (under nohup, say) is no matter of the jail's.
@@ -181,6 +192,7 @@ class JailInit:
 
     def run(self) -> NoReturn:
         self._check_watch()
+        self._check_view()
         self._check_lease()
         while True:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -197,13 +209,16 @@ class JailInit:
     def _check_watch(self) -> None:
         self._after(self._watch.check(), self._check_watch)
 
+    def _check_view(self) -> None:
+        self._after(self._view.update(), self._check_view)
+
     def _check_lease(self) -> None:
         left = self._lease
         if not self._attached:
             left = self._idle_since + self._lease - time.monotonic()
         if left <= 0:
             self._end("lease", f"nobody was attached for {self._lease:g} s: the lease is over")
-        self._after(left, self._check_lease)
+        self._after(min(left, LEASE_INTERVAL), self._check_lease)
 
     # --- connections ---
 
@@ -254,8 +269,16 @@ class JailInit:
                 processes=len(found),
                 memory=memory_in_use(found),
                 attached=self._attached,
+                landlock=self._landlock,
                 **self._state,
             )
+        elif kind == "lease":
+            self._lease = float(request["seconds"])
+            self._idle_since = time.monotonic()
+            connection.answer(lease=self._lease)
+        elif kind == "clear":
+            self._clear()
+            connection.answer(cleared=True)
         elif kind == "stop":
             connection.answer(stopping=True)
             self._stop()
@@ -355,9 +378,11 @@ class JailInit:
         try:
             if "guest" in request:
                 child.guest = True
-                pid = _fork(request["guest"], environ, actions)
+                pid = jailspawn.fork(request["guest"], environ, actions)
             else:
-                pid = _spawn(argv, environ, actions)
+                pid = jailspawn.spawn(argv, environ, actions, self._layer)
+        except OSError as error:
+            raise RequestError(_name(error), error.strerror or str(error)) from None
         finally:
             os.write(self._oom_fd, b"%d" % self._oom_score)
             os.chdir("/")
@@ -372,13 +397,18 @@ class JailInit:
             pass
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 if self._stopping:
                     self._end("stop", self._stopping)
                 return
             if not pid:
                 return
+            if os.WIFSTOPPED(status):
+                # Nobody stops the keepers but code that wants to be rid of them, or by mistake.
+                if pid in self._children and self._children[pid].guest:
+                    _kill(pid, signal.SIGCONT)
+                continue
             code = _exit_code(status)
             child = self._children.pop(pid, None)
             if code == -signal.SIGKILL:
@@ -398,6 +428,19 @@ class JailInit:
             self._end("main", f"its main process {child.name!r} ended with {_words(code)}")
 
     # --- the end ---
+
+    def _clear(self) -> None:
+        """Leave nothing but the keepers (the agent, connectors), and let those go on."""
+        keepers = [pid for pid, child in self._children.items() if child.guest]
+        try:
+            os.kill(-1, signal.SIGSTOP)  # all at once, so that nothing can fork itself away
+        except ProcessLookupError:
+            return
+        for process in processes():
+            if process.pid not in (os.getpid(), *keepers):
+                _kill(process.pid, signal.SIGKILL)
+        for pid in keepers:
+            _kill(pid, signal.SIGCONT)
 
     def _stop(self) -> None:
         if self._stopping:
@@ -473,61 +516,11 @@ class JailInit:
             self.log(f"the state could not be written: {error}")
 
 
-def _spawn(argv: list[str], environ: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
-    """Start a command in a session of its own, looking it up in the PATH of its environment."""
-    program = argv[0]
-    candidates = [program]
-    if "/" not in program:
-        folders = environ.get("PATH", os.defpath).split(":")
-        candidates = [os.path.join(folder or ".", program) for folder in folders]
-    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for candidate in candidates:
-        try:
-            return os.posix_spawn(
-                candidate,
-                argv,
-                environ,
-                file_actions=actions,
-                setsid=True,
-                setsigmask=[],
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD],
-            )
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
-                raise RequestError(_name(error), error.strerror or str(error)) from None
-            if failure.errno == errno.ENOENT:
-                failure = error
-    where = "" if "/" in program else f" on the PATH {environ.get('PATH', os.defpath)}"
-    raise RequestError(_name(failure), f"{os.strerror(failure.errno or 0)}{where}")
-
-
-def _fork(arguments: list[str], environ: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
-    """Run the guest program in a session of its own, without starting another interpreter."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
+def _kill(pid: int, number: int) -> None:
     try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for action, *rest in actions:
-            if action == os.POSIX_SPAWN_DUP2:
-                os.dup2(*rest)
-            else:
-                os.dup2(os.open(*rest[1:]), rest[0])
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.environ.clear()
-        os.environ.update(environ)
-        from .__main__ import main as guest
-
-        code = guest(arguments)
-    except BaseException as error:  # noqa: BLE001  (the child must not go on as process 1 does)
-        os.write(2, f"the guest program failed: {error!r}\n".encode())
-    finally:
-        os._exit(code)
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it has ended meanwhile
 
 
 def _name(error: OSError) -> str:
@@ -549,11 +542,11 @@ def _words(code: int) -> str:
         return f"signal {-code}"
 
 
-def _forbid_tracing() -> None:
+def _control(option: int, value: int) -> None:
     import ctypes
 
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 def _read_config(fd: int) -> dict[str, Any] | None:
@@ -579,7 +572,7 @@ def _close_others(kept: set[int]) -> None:
 
 def main() -> NoReturn:
     """``sys.argv``: the numbers of the inherited descriptors."""
-    listen_fd, config_fd, log_fd, state_fd = own = [int(text) for text in sys.argv[1:5]]
+    listen_fd, config_fd, log_fd, state_fd, view_fd = own = [int(text) for text in sys.argv[1:6]]
     _close_others({0, 1, 2, *own})
     for fd in own:
         os.set_inheritable(fd, False)
@@ -587,4 +580,4 @@ def main() -> NoReturn:
     if config is None:
         # The host gave up before it was done, so nobody knows of this jail.
         sys.exit("jailinit: no configuration, so nobody wants this jail")
-    JailInit(config, listen_fd, log_fd, state_fd).run()
+    JailInit(config, listen_fd, log_fd, state_fd, view_fd).run()

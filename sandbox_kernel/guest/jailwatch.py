@@ -9,33 +9,29 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import time
+
+from .jaildisk import Folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
-SHORTEST, LONGEST = 0.05, 1.0
+SHORTEST, LONGEST = 0.02, 1.0
 """Seconds between two checks."""
 LONGEST_UNCAPPED = 0.1
 """The same where nothing else slows a fork bomb down."""
 MEMORY_RATE = 4 * 2**30
 """Bytes a second that one CPU may touch at most; decides how soon to look again."""
 DISK_RATE = 2 * 2**30
-WALK_SLICE = 2000
-"""Directory entries looked at before other work gets its turn."""
-WALK_EVERY = 120.0
-"""Seconds after which the folders are measured even if free space shows no reason to."""
-ENTRY_BYTES = 1024
-"""The least that a file counts, so that a flood of empty files counts, too."""
 WRITER_BYTES = 2**20
 """Who wrote less since the last look is no writer."""
 DYING_TIME = 3.0
 """Seconds that a killed process may take to end before it counts again."""
 FORK_BOMB_PASSES = 20
 MEMORY_FOLDERS = ("/tmp", "/dev/shm", "/run")  # noqa: S108  (a path inside the sandbox)
+_MEMORY_PATHS = tuple(f"{folder}/" for folder in MEMORY_FOLDERS)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -68,30 +64,77 @@ def processes() -> list[Process]:
     return found
 
 
-def memory_in_use(found: list[Process], limit: int | None = None) -> int:
-    """Bytes that the processes and the in-memory folders hold.
+def _pids() -> list[int]:
+    return [process.pid for process in processes()]
 
-    Resident sizes count shared pages once a process, which is cheap and too much; only if that
-    passes ``limit`` are the shared pages divided up (PSS).
-    """
-    shared = 0
+
+def memory_in_use(found: list[Process]) -> int:
+    """Bytes that the processes, the in-memory folders and shared segments hold, at most: pages
+    that are shared count for each process. Cheap."""
+    shared = _memory_of_folders() + _unattached_segments()
+    return shared + sum(process.rss for process in found)
+
+
+def memory_exactly(found: list[Process]) -> tuple[int, dict[int, int]]:
+    """The same with shared pages divided up (PSS), and what each process has of it."""
+    folders = _memory_of_folders()
+    sizes = {}
+    for process in found:
+        size, shared = proportional(process)
+        if folders and shared:
+            # What is mapped from those folders is in both figures.
+            size -= min(shared, _mapped_from_folders(process))
+        sizes[process.pid] = size
+    return folders + _unattached_segments() + sum(sizes.values()), sizes
+
+
+def _memory_of_folders() -> int:
+    total = 0
     for folder in MEMORY_FOLDERS:
         try:
             space = os.statvfs(folder)
         except OSError:
             continue
-        shared += (space.f_blocks - space.f_bfree) * space.f_frsize
-    total = shared + sum(process.rss for process in found)
-    if limit is None or total <= limit:
-        return total
-    return shared + sum(_proportional(process) for process in found)
+        total += (space.f_blocks - space.f_bfree) * space.f_frsize
+    return total
 
 
-def _proportional(process: Process) -> int:
+def _unattached_segments() -> int:
+    """System V shared memory that no process has mapped just now. (A segment that is mapped is
+    counted with who has mapped it.)"""
+    total = 0
+    for line in _read("/proc/sysvipc/shm").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 14 and fields[6] == "0":
+            total += int(fields[14])
+    return total
+
+
+def proportional(process: Process) -> tuple[int, int]:
+    """What a process uses with its part of what it shares, and how much of that is in-memory
+    files. Its resident size if it does not let itself be looked into."""
+    sizes = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return process.rss
+        name, _, value = line.partition(":")
+        if name in ("Pss", "Pss_Shmem"):
+            sizes[name] = int(value.split()[0]) * 1024
+    return sizes.get("Pss", process.rss), sizes.get("Pss_Shmem", 0)
+
+
+def _mapped_from_folders(process: Process) -> int:
+    total, counts = 0, False
+    try:
+        with open(f"/proc/{process.pid}/smaps", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name == "Pss" and counts:
+                    total += int(value.split()[0]) * 1024
+                elif "-" in name.split(" ", 1)[0]:
+                    path = line.split(None, 5)[5:]
+                    counts = bool(path) and path[0].startswith(_MEMORY_PATHS)
+    except (OSError, ValueError):
+        pass  # it has ended, or hides
+    return total
 
 
 def _read(path: str) -> str:
@@ -112,124 +155,11 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 
-class Folders:
-    """How much some folders hold: measured by walking them, in slices, and only when the drop in
-    the file system's free space says that the limit may have been passed."""
-
-    def __init__(
-        self,
-        roots: list[str],
-        limit: int,
-        is_keeper: Callable[[int], bool] = lambda pid: False,
-    ) -> None:
-        self._roots = roots
-        self._is_keeper = is_keeper
-        self._limit = limit
-        self._walk: Iterator[None] | None = None
-        self._counted = 0
-        self._blind = False
-        self._walk_free = 0
-        self._walk_started = 0.0
-        self._next_walk = 0.0
-        self._measured_at = 0.0
-        self._free = self._free_space()
-        self.used = 0
-
-    def _free_space(self) -> int:
-        free = {}
-        for root in self._roots:
-            space = os.statvfs(root)
-            free[os.stat(root).st_dev] = space.f_bfree * space.f_frsize
-        return sum(free.values())
-
-    def estimate(self) -> int:
-        """At most what the folders hold now, if nobody else freed space."""
-        return self.used + max(0, self._free - self._free_space())
-
-    def measure(self, now: float) -> bool:
-        """Measure a slice if there is reason to. True when a measurement has been completed."""
-        if self._walk is None:
-            due = self.estimate() > self._limit or now - self._measured_at > WALK_EVERY
-            if not due or now < self._next_walk:
-                return False
-            self._walk = self._entries()
-            self._counted, self._blind = 0, False
-            self._walk_free, self._walk_started = self._free_space(), now
-        for _ in range(WALK_SLICE):
-            # Far over the limit, how far makes no difference.
-            if self._counted > 2 * self._limit or next(self._walk, self) is self:
-                break
-        else:
-            return False
-        self._count_deleted()
-        # What could not be looked into is judged by the drop in free space.
-        self.used = max(self._counted, self.estimate()) if self._blind else self._counted
-        self._free, self._walk = self._walk_free, None
-        self._measured_at = time.monotonic()
-        self._next_walk = self._measured_at + 10 * (self._measured_at - self._walk_started)
-        return True
-
-    @property
-    def measuring(self) -> bool:
-        return self._walk is not None
-
-    def _entries(self) -> Iterator[None]:
-        seen = set()
-        pending = list(self._roots)
-        while pending:
-            folder = pending.pop()
-            try:
-                entries = os.scandir(folder)
-            except OSError:
-                self._blind = True
-                continue
-            with entries:
-                for entry in entries:
-                    try:
-                        found = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue  # deleted in the meantime
-                    if stat.S_ISDIR(found.st_mode):
-                        pending.append(entry.path)
-                    elif found.st_nlink > 1:
-                        if found.st_ino in seen:
-                            continue
-                        seen.add(found.st_ino)
-                    self._counted += max(found.st_blocks * 512, ENTRY_BYTES)
-                    yield
-
-    def _count_deleted(self) -> None:
-        """Files that are held open after they were deleted take up space, too. A process that
-        does not let itself be looked into (but for our own) hides what it holds."""
-        devices = {os.stat(root).st_dev for root in self._roots}
-        seen = set()
-        for process in processes():
-            folder = f"/proc/{process.pid}/fd"
-            try:
-                names = os.listdir(folder)
-            except FileNotFoundError:
-                continue  # it has ended
-            except OSError:
-                self._blind = self._blind or not self._is_keeper(process.pid)
-                continue
-            for name in names:
-                try:
-                    found = os.stat(f"{folder}/{name}")
-                except FileNotFoundError:
-                    continue
-                except OSError:
-                    self._blind = self._blind or not self._is_keeper(process.pid)
-                    break
-                if not found.st_nlink and found.st_dev in devices and found.st_ino not in seen:
-                    seen.add(found.st_ino)
-                    self._counted += found.st_blocks * 512
-
-
 class Watch:
     """Checks the limits, kills what is over, and reports each kill.
 
     ``report`` gets a dictionary a kill (kind, pid, name, used, limit, text); ``is_main`` tells
-    the processes that are killed last, ``is_keeper`` those that run our own code.
+    the processes that are killed last.
     """
 
     def __init__(
@@ -242,12 +172,11 @@ class Watch:
         cpus: int,
         report: Callable[[dict[str, Any]], None],
         is_main: Callable[[int], bool],
-        is_keeper: Callable[[int], bool],
     ) -> None:
         self._memory = memory
         self._process_limit = process_limit
         self._disk = disk
-        self._folders = Folders(folders, disk, is_keeper) if disk else None
+        self._folders = Folders(folders, disk, _pids) if disk else None
         self._cpus = cpus
         self._report = report
         self._is_main = is_main
@@ -296,18 +225,30 @@ class Watch:
 
     def _check_memory(self, limit: int) -> float:
         found, ending = self._living()
-        used = memory_in_use(found, limit)
-        if ending:
-            return SHORTEST
-        if used > limit and found:
-            biggest = max(found, key=lambda process: process.rss)
-            text = f"out of memory: {biggest.name!r} used {_mib(biggest.rss)} of {_mib(limit)}"
-            if used - biggest.rss > limit // 10:
-                text += f" ({_mib(used)} in the whole sandbox)"
-            self._kill("memory", biggest, biggest.rss, limit, text)
-            return SHORTEST
+        used = memory_in_use(found)
+        if used > limit:
+            used, sizes = memory_exactly(found)
+            self._stop_hogs(found, sizes, used, limit, ending)
         headroom = (limit - used) / (MEMORY_RATE * self._cpus)
         return min(max(headroom, SHORTEST), LONGEST)
+
+    def _stop_hogs(
+        self, found: list[Process], sizes: dict[int, int], used: int, limit: int, ending: bool
+    ) -> None:
+        """Kill the largest. As many at once as it takes: while one of many dies, the others would
+        grow on."""
+        excess = used - limit
+        if ending:
+            # What is freed just now may be files in memory, but nothing that others have mapped.
+            excess -= _memory_of_folders()
+        for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):
+            if excess <= 0:
+                break
+            text = f"out of memory: {process.name!r} used {_mib(process.rss)} of {_mib(limit)}"
+            if used - process.rss > limit // 10:
+                text += f" ({_mib(used)} in the whole sandbox)"
+            self._kill("memory", process, process.rss, limit, text)
+            excess -= max(sizes[process.pid], PAGE)
 
     def _check_processes(self, limit: int) -> None:
         for _ in range(FORK_BOMB_PASSES):

@@ -14,6 +14,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional, Union
 
+from . import landlock
 from .loop import LoopLike
 from .warmprocess import (
     CONNECTION_FILE,
@@ -55,7 +56,13 @@ class _Plain:
     """A process that was started here."""
 
     def __init__(
-        self, command: List[str], env: Dict[str, str], cwd: str, null: int, output: int
+        self,
+        command: List[str],
+        env: Dict[str, str],
+        cwd: str,
+        null: int,
+        output: int,
+        layer: int,
     ) -> None:
         self._popen = subprocess.Popen(
             command,
@@ -65,6 +72,7 @@ class _Plain:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=None if layer < 0 else lambda: landlock.enter(layer),
         )
         self.pid = self._popen.pid
 
@@ -101,8 +109,10 @@ class Kernel:
         self._folder = folder
         self._on_exit = on_exit
         self.warm = WarmStart(loop)
+        self._layer = landlock.layer()
         self._process: "Optional[_Plain | _Orphan]" = None
-        self._launching = False
+        self.launching = False
+        """A kernel is on its way, and may even have ended, but its pid is not known yet."""
         self._addresses: Dict[str, Address] = {}
 
     @property
@@ -120,7 +130,7 @@ class Kernel:
     ) -> None:
         """Start a kernel, from the warm one if that fits. ``done`` is called with None or with
         the reason why there is no kernel now."""
-        if self.running or self._launching:
+        if self.running or self.launching:
             return done(LaunchError("a kernel runs already, with pid %s" % self.pid))
         self.generation += 1
         folder = os.path.join(self._folder, "k%d" % self.generation)
@@ -141,14 +151,21 @@ class Kernel:
         except OSError as error:
             os.close(null)
             return done(LaunchError(str(error)))
-        self._launching = True
+        self.launching = True
 
         def started(pid: Optional[int]) -> None:
             """From the warm kernel: a pid, or None if a plain start must do."""
-            self._launching = False
+            self.launching = False
             try:
                 process: "_Plain | _Orphan" = (
-                    _Plain(command, start_environment(command, environment), cwd, null, write)
+                    _Plain(
+                        command,
+                        start_environment(command, environment),
+                        cwd,
+                        null,
+                        write,
+                        self._layer,
+                    )
                     if pid is None
                     else _Orphan(pid)
                 )
@@ -166,7 +183,8 @@ class Kernel:
             done(None)
             self.reap()  # it may have ended before its pid was known
 
-        self.warm.launch(command, environment, cwd or "/", (null, write, write), started)
+        given = (null, write, write) if self._layer < 0 else (null, write, write, self._layer)
+        self.warm.launch(command, environment, cwd or "/", given, started)
 
     def _endpoints(self, folder: str, transport: str) -> Dict[str, Any]:
         if transport == "ipc":

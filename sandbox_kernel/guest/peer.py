@@ -4,7 +4,8 @@ The streams' handlers (``Stream.owner``) have four methods, called on the loop:
 ``on_data(payload)``, ``on_finished()``, ``on_reset(reason)`` and ``on_room()``.
 """
 
-from typing import Callable, Optional, Protocol, Sequence, cast
+from collections import deque
+from typing import Callable, Deque, Optional, Protocol, Sequence, cast
 
 from .loop import LoopLike
 from .wire import WireError
@@ -15,6 +16,12 @@ from .wire.session import Session
 
 _TURN = 256 * 1024
 """Bytes that are scheduled at once; what becomes urgent meanwhile waits for no more than this."""
+
+_FRAMES_A_TURN, _BYTES_A_TURN = 256, 1024 * 1024
+"""So much of what a link has brought is handled at once; others on the loop have a turn between."""
+_FRAMES_A_SECOND, _BURST = 10_000.0, 4096.0
+"""A link that brings more than this is read more slowly. Whoever has much to say then says it in
+fewer, longer frames."""
 
 
 class Link(Protocol):
@@ -30,6 +37,11 @@ class Link(Protocol):
     def write(self, buffers: Sequence[Buffer]) -> None: ...
     def close(self) -> None: ...
 
+    def hold(self) -> None:
+        """Read nothing until ``release``."""
+
+    def release(self) -> None: ...
+
 
 class StreamHandler(Protocol):
     def on_data(self, payload: Buffer) -> None: ...
@@ -40,9 +52,12 @@ class StreamHandler(Protocol):
 
 class Peer:
     """``on_opened(stream, target)`` must set ``stream.owner``. ``on_link_lost(why)`` and
-    ``on_broken(why)`` say that this link, or the whole session, is over."""
+    ``on_broken(why)`` say that this link, or the whole session, is over. ``clock`` tells how long
+    the far side has been silent; the loop's, unless said otherwise."""
 
-    def __init__(self, loop: LoopLike, *, host: bool) -> None:
+    def __init__(
+        self, loop: LoopLike, *, host: bool, clock: Optional[Callable[[], float]] = None
+    ) -> None:
         self.session = Session()
         self.mux = Mux(self.session, host=host)
         self.link: Optional[Link] = None
@@ -52,10 +67,14 @@ class Peer:
         self.on_link_lost: Callable[[str], object] = lambda why: None
         self.on_broken: Callable[[str], object] = lambda why: None
         self._loop = loop
+        self._clock = clock or loop.time
         self._decoder = FrameDecoder()
         self._incoming: "RawCodec | Base64Codec" = RawCodec()
         self._outgoing: "RawCodec | Base64Codec" = RawCodec()
         self._flush_due = False
+        self._frames_left = _BURST
+        self._counted_at = self._clock()
+        self._waiting: Deque[Frame] = deque()  # decoded, and not handled yet
 
     def attach(
         self,
@@ -71,13 +90,14 @@ class Peer:
         """Go on over ``link``, whose handshake is done. The decoder and the codecs are those of
         the handshake; ``early`` are frames that came right behind it."""
         self.detach()
-        self.session.attach(peer_received, self._loop.time(), checked=checked)
+        self.session.attach(peer_received, self._clock(), checked=checked)
         self._decoder, self._incoming, self._outgoing = decoder, incoming, outgoing
         self.link = link
         link.on_data = self._link_data
         link.on_room = self.flush
         link.on_lost = self._drop
-        self._handle(early)
+        self._waiting.extend(early)
+        self._work(link)
         self.flush()
         if link.closed and self.link is link:
             self._drop("it ended right after the handshake")
@@ -87,13 +107,14 @@ class Peer:
         if self.link is not None:
             self.link.close()
             self.link = None
+        self._waiting.clear()  # the far side sends it again
         self.session.detach()
 
     def check_alive(self) -> None:
         """To be called every few seconds: finds a link that neither works nor errs."""
         if self.link is None:
             return
-        if self.session.check_alive(self._loop.time()):
+        if self.session.check_alive(self._clock()):
             self.flush()
         else:
             self._drop("the far end has been silent for too long")
@@ -119,26 +140,56 @@ class Peer:
                 return
 
     def _link_data(self, data: bytes) -> None:
+        link = self.link
+        assert link is not None
         try:
             plain = self._incoming.decode(data)
-            frames = self._decoder.feed(plain) if plain else []
+            if plain:
+                self._waiting.extend(self._decoder.feed(plain, _FRAMES_A_TURN))
         except WireError as error:
             return self._wire_error(error)
-        self._handle(frames)
+        self._work(link)
 
-    def _handle(self, frames: Sequence[Frame]) -> None:
-        link = self.link
+    def _work(self, link: Link) -> None:
+        """Handle some of what the link has brought, and the rest in later turns."""
         try:
-            for frame in frames:
-                if self.session.receive(frame, self._loop.time()):
-                    event = self.mux.receive(frame)
-                    if event is not None:
-                        self._dispatch(event)
-                if self.link is not link:
-                    return  # a handler has ended this link
+            if not self._waiting and self._decoder.more:
+                self._waiting.extend(self._decoder.feed(b"", _FRAMES_A_TURN))
+            self._handle(link)
         except WireError as error:
             return self._wire_error(error)
+        if self.link is not link:
+            return  # a handler has ended it
         self.flush_soon()
+        if self._waiting or self._decoder.more:
+            link.hold()
+            pause = max(0.0, -self._frames_left / _FRAMES_A_SECOND)
+            self._loop.call_later(pause, self._go_on, link)
+        else:
+            link.release()
+
+    def _go_on(self, link: Link) -> None:
+        if self.link is link:
+            self._work(link)
+
+    def _handle(self, link: Link) -> None:
+        waiting = self._waiting
+        now = self._clock()
+        passed = max(0.0, now - self._counted_at)
+        self._counted_at = now
+        self._frames_left = min(_BURST, self._frames_left + passed * _FRAMES_A_SECOND)
+        frames = size = 0
+        while waiting and frames < _FRAMES_A_TURN and size < _BYTES_A_TURN:
+            frame = waiting.popleft()
+            frames += 1
+            size += len(frame.payload)
+            if self.session.receive(frame, now):
+                event = self.mux.receive(frame)
+                if event is not None:
+                    self._dispatch(event)
+            if self.link is not link:
+                return
+        self._frames_left -= frames
 
     def _wire_error(self, error: WireError) -> None:
         if error.fatal:

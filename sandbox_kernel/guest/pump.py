@@ -7,10 +7,16 @@ from typing import Callable, Deque
 from .loop import LoopLike
 from .peer import Peer
 from .wire.frames import Buffer
-from .wire.mux import Stream
+from .wire.mux import DEFAULT_WINDOW, Stream
 
 _MIN_READ, _MAX_READ = 8 * 1024, 256 * 1024
 _SMALL = 32 * 1024
+_PERIOD = 0.25
+"""Seconds in which it is measured how much the socket's reader takes."""
+_AHEAD, _BEHIND = 1.0, 0.5
+"""What the reader takes in so many seconds may be under way to it: the first if it keeps up, the
+second if it has been behind for a whole period. When a cell is interrupted, all that is under way
+is read before the end of it is, so that must be little, however long the link is."""
 
 
 class Pump:
@@ -29,6 +35,7 @@ class Pump:
         on_closed: "Callable[[Pump], object] | None" = None,
         on_input: "Callable[[], object] | None" = None,
         polite: "Callable[[], float] | None" = None,
+        widest: int = 0,
     ) -> None:
         self.moved_at = 0.0
         """When bytes came through last, in either direction, by the loop's clock."""
@@ -42,6 +49,11 @@ class Pump:
         self._polite = polite  # how long to wait before the next read, for others' sake
         self._out: Deque[Buffer] = deque()
         self._writing = False
+        self._measured_at = 0.0
+        self._taken = 0  # by the reader, since then
+        self._caught_up = True  # at some time since then
+        self._widest = widest  # else as the reader is fast
+        stream.widest = widest or DEFAULT_WINDOW
         self._finish_after_out = False
         self._closed = False
         self._read_size = _MIN_READ
@@ -132,6 +144,7 @@ class Pump:
             while out:
                 first = out[0]
                 sent = self._sock.send(first)
+                self._taken += sent
                 self._stream.consumed(sent)
                 if sent == len(first):
                     out.popleft()
@@ -147,8 +160,21 @@ class Pump:
                 self._loop.add_writer(self._fd, self._writable)
             else:
                 self._loop.remove_writer(self._fd)
+        self._caught_up = self._caught_up or not out
+        self._pace()
         if not out and self._finish_after_out:
             self._finish()
+
+    def _pace(self) -> None:
+        now = self._loop.time()
+        passed = now - self._measured_at
+        if passed < _PERIOD:
+            return
+        rate = self._taken / passed
+        self._stream.widest = self._widest or max(DEFAULT_WINDOW, int(rate * _AHEAD))
+        if not self._caught_up:
+            self._stream.narrow(int(rate * _BEHIND))
+        self._measured_at, self._taken, self._caught_up = now, 0, not self._out
 
     def _finish(self) -> None:
         """The far side has said all. ZMTP knows no half-open connection, so neither do we."""

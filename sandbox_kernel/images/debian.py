@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.images.layers import Entry, fixed_time
 from sandbox_kernel.images.wheels import Note
+from sandbox_kernel.programs import find_program, host_environment
 
 INCLUDED = ("python3", "ca-certificates")
 _TIMEOUT = 1800.0
@@ -50,7 +50,11 @@ def make_debian(folder: Path, note: Note) -> Path:
                 stdout=log,
                 stderr=log,
                 timeout=_TIMEOUT,
-                env={**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
+                env={
+                    **host_environment(),
+                    "LC_ALL": "C.UTF-8",
+                    "DEBIAN_FRONTEND": "noninteractive",
+                },
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -80,9 +84,9 @@ def tidied(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _maker() -> str:
-    if shutil.which("mmdebstrap"):
+    if find_program("mmdebstrap"):
         return "mmdebstrap"
-    if shutil.which("debootstrap") and os.geteuid() == 0:
+    if find_program("debootstrap") and os.geteuid() == 0:
         return "debootstrap"
     raise SandboxUnavailable(
         "An image --from debian is made by mmdebstrap (as any user) or debootstrap (as root "
@@ -101,6 +105,7 @@ def _source() -> tuple[str, str]:
             capture_output=True,
             text=True,
             timeout=60,
+            env=host_environment(),
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:

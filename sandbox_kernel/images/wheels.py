@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.programs import host_environment, own_python
 
 KERNEL = "ipykernel>=6.29"
 """The requirement that makes an interpreter one that can run kernels."""
@@ -210,13 +211,13 @@ def _pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     common = ("--quiet", "--no-input", "--disable-pip-version-check")
     try:
         return subprocess.run(
-            [sys.executable, "-m", "pip", command, *common, *arguments],
+            own_python("-m", "pip", command, *common, *arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=_PIP_TIMEOUT,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**host_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
             check=False,
         )
     except subprocess.TimeoutExpired:

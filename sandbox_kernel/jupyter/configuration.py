@@ -28,8 +28,10 @@ OWN_HELP: dict[str, str] = {
     "pool_size": "how many sandboxes wait ready for the next kernels (0: none)",
     "pool_idle_seconds": "the pool is emptied when no kernel has been started for so long",
     "persist": "save the files of a named workspace, or with the notebook, and bring them back",
-    "upload": "of the notebook's folder, for a workspace without a save: none, folder, or globs",
+    "upload": "what the sandbox gets of the notebook's folder, at each start: none, folder, globs",
     "mirror": "write saved files back to the notebook's folder after every save",
+    "mirror_delete": "with mirror: files that it made, and that were deleted since, go to a trash "
+    "folder",
 }
 OWN_FIELDS = tuple(OWN_HELP)
 _WORKSPACE = ENV_PREFIX + "WORKSPACE"
@@ -62,10 +64,12 @@ class KernelConfiguration:
     persist: bool = True
     """Save the kernel's files in its workspace, if it has one, and bring them back."""
     upload: str | tuple[str, ...] = "none"
-    """``none``, ``folder`` or globs: what of the notebook's folder is brought into the sandbox
-    when there is no save."""
+    """``none``, ``folder`` or globs: what of the notebook's folder is brought into the sandbox;
+    when there is a save, as far as it has changed since."""
     mirror: bool = False
     """Write what was saved back to the notebook's folder."""
+    mirror_delete: bool = False
+    """With ``mirror``: what it made there, and the sandbox has deleted, goes to a trash folder."""
     named: bool = False
     """The user has chosen the sandbox's name."""
     notebook: str = ""
@@ -82,6 +86,30 @@ def check_keys(values: Mapping[str, Any], where: str) -> None:
             raise SpecError(f"{where} has an unknown key {key!r}. {hint}")
 
 
+_NO_SETTINGS = (
+    *("DATA_DIR", "RUNTIME_DIR", "STORE", "LABEL", "NO_CGROUP", "BOOT_TIMEOUT", "LIVE_BUDGET"),
+    *("RIG", "RIG_SECONDS", "VOLUME", "NO_DISK_IMAGE"),
+    *("ID", "COMMAND", "PACKAGES", "WARM_FD", "SAVED_PYTHONPATH"),  # in sandboxes
+)
+"""Variables of ours that are no settings of a kernel."""
+_TESTS = "TEST_"
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable of the environment that looks like one of ours and is none: a
+    limit with a slip in its name would otherwise be no limit."""
+    known = (*(key.upper() for key in (*OWN_FIELDS, *SPEC_FIELDS)), *_NO_SETTINGS)
+    found = []
+    for variable in environ:
+        name = variable.removeprefix(ENV_PREFIX)
+        if name in (variable, *known) or name.startswith(_TESTS) or not environ[variable]:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {ENV_PREFIX}{close[0]}?" if close else "Unset it."
+        found.append(f"The environment has {variable}, which means nothing. {hint}")
+    return found
+
+
 def read_configuration(
     *layers: Mapping[str, Any],
     default_name: str,
@@ -90,6 +118,8 @@ def read_configuration(
 ) -> KernelConfiguration:
     """Combine the layers, weakest first, then the environment."""
     environ = os.environ if environ is None else environ
+    if unknown := unknown_variables(environ):
+        raise SpecError(" ".join(unknown))
     values: dict[str, Any] = {"name": default_name}
     for layer in layers:
         check_keys(layer, where)
@@ -121,6 +151,7 @@ def read_configuration(
         persist=_boolean("persist", own.get("persist", True), where),
         upload=_upload(own.get("upload", "none"), where),
         mirror=_boolean("mirror", own.get("mirror", False), where),
+        mirror_delete=_boolean("mirror_delete", own.get("mirror_delete", False), where),
         named=values["name"] != default_name or bool(environ.get(ENV_PREFIX + "NAME")),
         notebook=os.path.abspath(notebook) if notebook else "",
     )

@@ -18,13 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.errors import SandboxNotFound, SpecRefused
+from sandbox_kernel.errors import SandboxExists, SandboxNotFound, SpecRefused
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.jupyter.pool import drain_all, forget_all, pool_for
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.paths import runtime_dir
+from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient
+from sandbox_kernel.sandboxes.left import user_of
+from sandbox_kernel.sandboxes.local.private import shown_with
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -56,9 +59,11 @@ async def create_kernel(
         kernel = None
         if configuration.pause_on_exit and configuration.named:
             kernel = await _paused_before(client, one.name, log)
-        kernel = kernel or await SandboxedKernel.create(client, one, log, warm_argv=warm_argv)
+        kernel = kernel or await SandboxedKernel.create(
+            client, one, log, warm_argv=warm_argv, keep_unused=configuration.keep_on_exit
+        )
         kernel.pause_on_exit = configuration.pause_on_exit
-        _ours[kernel.handle.name] = kernel
+        own(kernel)
         return kernel
 
     taken = None
@@ -93,9 +98,15 @@ async def _paused_before(client: SandboxClient, name: str, log: Log) -> Sandboxe
     """The sandbox that an earlier kernel of this name has left, with its files; None if there is
     none. Its kernel, if it still runs, makes room for the new one."""
     try:
-        await client.get(name)
+        handle = await client.get(name)
+        user = user_of(Records().load(handle.backend, handle.name))
     except SandboxNotFound:
         return None
+    if user is not None:
+        raise SandboxExists(
+            f"The kernel was not started: sandbox {name!r} is in use by process {user}. Shut its "
+            f"kernel down first, or choose another name."
+        )
     kernel = await SandboxedKernel.attach(client, name, log)
     if kernel.exit_code is None:
         await kernel.send_signal(signal.SIGKILL)
@@ -104,15 +115,25 @@ async def _paused_before(client: SandboxClient, name: str, log: Log) -> Sandboxe
     return kernel
 
 
-async def attach_kernel(backend: str, name: str, log: Log) -> SandboxedKernel:
-    """Take over a sandbox with a kernel. Runs on the background loop."""
-    return await SandboxedKernel.attach(load_backend(backend), name, log)
+async def attach_kernel(
+    backend: str, name: str, log: Log, *, sandbox_id: str, key: str
+) -> SandboxedKernel:
+    """Take over a sandbox with a kernel: this one, and none that has its name since. Runs on the
+    background loop."""
+    client = load_backend(backend)
+    return await SandboxedKernel.attach(client, name, log, sandbox_id=sandbox_id, key=key)
 
 
 async def remove_kernel(kernel: SandboxedKernel) -> None:
     """End a kernel with its sandbox, or pause that (``pause_on_exit``). Runs on the background
     loop."""
     await kernel.leave()
+    _ours.pop(kernel.handle.name, None)
+
+
+async def leave_kernel(kernel: SandboxedKernel) -> None:
+    """Let go of a kernel that has ended, without its sandbox. Runs on the background loop."""
+    await kernel.release()
     _ours.pop(kernel.handle.name, None)
 
 
@@ -141,23 +162,25 @@ def _listens(path: Path) -> bool:
         return True
 
 
+def own(kernel: SandboxedKernel) -> None:
+    """End this kernel when the process exits."""
+    _ours[kernel.handle.name] = kernel
+
+
 def disown(kernel: SandboxedKernel) -> None:
     """Do not end this kernel when the process exits."""
     _ours.pop(kernel.handle.name, None)
 
 
 def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
-    """The spec with the environment that the kernel's command line names made readable."""
+    """The spec with what the kernel's program needs made readable: its environment if it has one,
+    else hardly more than its file. SpecError if that would show what must stay hidden."""
     program = shutil.which(argv[0]) or argv[0] if argv else ""
     if not os.path.isabs(program):
         return spec
     if os.path.basename(program).startswith("python"):
         return spec if spec.python else replace(spec, python=program)
-    prefix = os.path.dirname(os.path.dirname(program))
-    system = ("/", "/usr", "/usr/local")
-    if prefix in system or os.path.dirname(program) in ("/bin", "/sbin"):
-        return spec
-    return replace(spec, readable=(*spec.readable, prefix))
+    return replace(spec, readable=(*spec.readable, *shown_with(program)))
 
 
 def with_interpreter(argv: Sequence[str], spec: SandboxSpec) -> list[str]:
@@ -186,21 +209,33 @@ def guest_connection(connection: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_ours() -> None:
-    """At exit: a kernel that nobody has shut down ends with its process, as a local one does."""
+    """At exit: a kernel that nobody has shut down ends with its process, as a local one does. One
+    with a saved workspace is saved first, which takes as long as it goes on."""
     if not _ours:
         return
 
-    async def remove_all() -> None:
+    async def remove_all(kernels: list[SandboxedKernel]) -> None:
         await drain_all()
-        kernels = list(_ours.values())
-        results = await asyncio.gather(*(remove_kernel(k) for k in kernels), return_exceptions=True)
+        results = await asyncio.gather(*(_end(k) for k in kernels), return_exceptions=True)
         for kernel, result in zip(kernels, results, strict=True):
             if isinstance(result, Exception):
                 logging.getLogger("sandbox_kernel").warning(
                     "sandbox %s could not be removed: %s", kernel.handle.name, result
                 )
 
-    background.submit(remove_all()).result(EXIT_TIMEOUT)
+    saving = [kernel for kernel in _ours.values() if kernel.ending is not None]
+    others = [kernel for kernel in _ours.values() if kernel.ending is None]
+    ended = background.submit(remove_all(others))
+    saved = background.submit(remove_all(saving))
+    ended.result(EXIT_TIMEOUT)
+    saved.result()  # each step of it has a limit
+
+
+async def _end(kernel: SandboxedKernel) -> None:
+    if kernel.ending is None:
+        await remove_kernel(kernel)
+    else:
+        await kernel.ending(EXIT_TIMEOUT)
 
 
 def _after_fork_in_child() -> None:

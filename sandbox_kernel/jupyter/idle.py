@@ -107,7 +107,7 @@ async def _pause(kernel: SandboxedKernel) -> None:
         if await kernel.pause():
             kernel.log.info("Sandbox %s is paused: its kernel is idle.", kernel.handle.name)
     except SandboxError as error:
-        kernel.log.warning("%s", error)
+        kernel.log.warning("Sandbox %s was not paused: %s", kernel.handle.name, error)
         await asyncio.sleep(_RETRY)
 
 

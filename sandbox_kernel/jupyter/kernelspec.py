@@ -7,14 +7,15 @@ asks for.
 There are two kinds. A *provisioner* spec carries the request in
 ``metadata.kernel_provisioner.config`` and serves every client that starts kernels through
 jupyter_client. A *launcher* spec serves clients that run ``argv`` themselves and know nothing of
-provisioners, such as VS Code: its ``argv`` is ``sandbox_kernel launch`` with the same request as
-one JSON argument.
+provisioners, such as VS Code: its ``argv`` is ``sandbox_kernel launch`` with the path of a file
+beside ``kernel.json`` that holds the same request. (Not the request itself: every user of a host
+can read the command lines on it.)
 """
 
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
 import sys
 import tempfile
@@ -25,14 +26,20 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager
 
-from sandbox_kernel.errors import SpecError
+from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
-from sandbox_kernel.sandboxes.backends import backend_names
+from sandbox_kernel.programs import ISOLATION, importable_in_isolation
+from sandbox_kernel.sandboxes.backends import backend_names, no_backend
 from sandbox_kernel.spec import SandboxSpec, check_name
 
 PROVISIONER = "sandbox"
+LAUNCH_FILE = "launch.json"
+"""The request of a launcher spec, beside its kernel.json."""
+
 _LAUNCH = ("-m", "sandbox_kernel", "launch")
-_CONFIG_OPTION = "--config"
+_CONFIG_FILE_OPTION = "--config-file"
+_CONFIG_OPTION = "--config"  # of earlier versions, which had the request in argv
+_MOST_PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,18 @@ class InstalledKernelspec:
     config: Mapping[str, Any]
     """``backend`` and the keys of SandboxSpec, unvalidated: users edit these files."""
     launcher: bool
+    outdated: bool = False
+    """Written by an earlier version, in a way that is not safe: its ``argv`` imports from the
+    notebook's folder."""
+
+    @property
+    def advice(self) -> str:
+        """What to do about it if it is outdated."""
+        return (
+            f"The kernel {self.name!r} in {self.path} was installed by an earlier version, and "
+            f"runs code of the notebook's folder on this host before there is a sandbox. Install "
+            f"it again: `sandbox-kernel install {self.backend} --launcher --name {self.name} ...`"
+        )
 
     @property
     def backend(self) -> str:
@@ -62,7 +81,7 @@ def write_kernelspec(
     display_name: str | None = None,
     backend: str = "local",
     spec_config: Mapping[str, Any] | None = None,
-    pausing: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
     language: str = "python",
     launcher: bool = False,
@@ -72,14 +91,14 @@ def write_kernelspec(
     """Install a kernelspec and return its folder. A spec of ours with that name is replaced.
 
     ``spec_config`` has the keys of SandboxSpec and is validated before anything is written.
-    ``pausing`` adds when the sandbox is paused (``KernelConfiguration``).
+    ``settings`` are those of the kernel (``KernelConfiguration``).
     ``argv`` is the kernel's command line in the sandbox, for kernels other than ipykernel, with
     their ``language``. The spec goes into this interpreter's environment unless ``prefix`` names
     another one or ``user`` asks for the user's own Jupyter folder.
 
     Raises SpecError for a wrong request and if another project's kernelspec has that name.
     """
-    config = {**_checked_config(backend, spec_config or {}), **(pausing or {})}
+    config = {**_checked_config(backend, spec_config or {}), **(settings or {})}
     read_configuration(config, default_name="kernel", environ={}, where="the kernelspec")
     name = check_name(name or default_name(backend), "A kernel name")
     if user and prefix is not None:
@@ -93,11 +112,11 @@ def write_kernelspec(
     manager = _manager()
     prefix = None if user else prefix or sys.prefix
     kernels = Path(manager.user_kernel_dir) if user else Path(str(prefix), "share/jupyter/kernels")
-    _check_replaceable(name, (kernels / name).absolute())
+    place = (kernels / name).absolute()
+    _check_replaceable(name, place)
 
-    kernel = _template()
-    if display_name or backend != "local" or argv is not None:
-        kernel["display_name"] = display_name or _display_name(backend, language)
+    kernel = template()
+    kernel["display_name"] = _shown_as(display_name, name, language, config, launcher, kernels)
     if argv is not None:
         # What the template says of debugger, encryption and protocol is true of ipykernel only.
         kernel = {k: kernel[k] for k in ("display_name", "metadata")}
@@ -105,9 +124,15 @@ def write_kernelspec(
         kernel |= {"argv": list(argv), "language": language}
     if launcher:
         del kernel["metadata"]["kernel_provisioner"]
+        if not importable_in_isolation():
+            raise SpecError(
+                f"Nothing was installed: {sys.executable} finds sandbox-kernel by PYTHONPATH only, "
+                f"and a launcher must not depend on that, since it may lead to the notebook's "
+                f"folder. Install the package for that interpreter, for example with pip."
+            )
         command = [] if argv is None else ["--", *argv]
-        kernel["argv"] = [sys.executable, *_LAUNCH, "-f", "{connection_file}"]
-        kernel["argv"] += [_CONFIG_OPTION, _literal_json(config), *command]
+        kernel["argv"] = [sys.executable, *ISOLATION, *_LAUNCH, "-f", "{connection_file}"]
+        kernel["argv"] += [_CONFIG_FILE_OPTION, str(place / LAUNCH_FILE), *command]
     else:
         kernel["metadata"]["kernel_provisioner"]["config"] = config
 
@@ -115,6 +140,11 @@ def write_kernelspec(
         source = Path(staging) / name
         shutil.copytree(_resources(), source)
         (source / "kernel.json").write_text(json.dumps(kernel, indent=1) + "\n", encoding="utf-8")
+        if launcher:
+            request = source / LAUNCH_FILE
+            request.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+            # What root installs into an environment is for everybody who can use that.
+            request.chmod(0o644 if os.geteuid() == 0 and not user else 0o600)
         return manager.install_kernel_spec(str(source), name, user=user, prefix=prefix)
 
 
@@ -134,7 +164,7 @@ def remove_kernelspec(name: str) -> str:
     path = manager.find_kernel_specs().get(name)
     if path is None:
         ours = ", ".join(spec.name for spec in list_kernelspecs()) or "none"
-        raise SpecError(f"There is no kernelspec {name!r}. Those of sandbox-kernel are: {ours}.")
+        raise SandboxError(f"There is no kernelspec {name!r}. Those of sandbox-kernel are: {ours}.")
     if _read(name, Path(path)) is None:
         raise SpecError(
             f"The kernelspec {name!r} in {path} is not one of sandbox-kernel's and was left "
@@ -155,7 +185,8 @@ def _resources() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "kernelspecs" / "sandbox"
 
 
-def _template() -> dict[str, Any]:
+def template() -> dict[str, Any]:
+    """The ``kernel.json`` that comes with the package."""
     kernel: dict[str, Any] = json.loads((_resources() / "kernel.json").read_text(encoding="utf-8"))
     return kernel
 
@@ -163,10 +194,7 @@ def _template() -> dict[str, Any]:
 def _checked_config(backend: str, spec_config: Mapping[str, Any]) -> dict[str, Any]:
     """The ``config`` of kernel.json: plain JSON, without what is at its default."""
     if backend not in backend_names():
-        raise SpecError(
-            f"There is no sandbox backend {backend!r}; installed are: "
-            f"{', '.join(backend_names()) or 'none'}."
-        )
+        raise no_backend(backend)
     spec = SandboxSpec.from_mapping(spec_config, where=f"the kernelspec for {backend!r}").to_dict()
     if not spec_config.get("name"):
         del spec["name"]  # each kernel gets a sandbox of its own, with a random name
@@ -181,15 +209,59 @@ def _check_replaceable(name: str, path: Path) -> None:
         )
 
 
-def _display_name(backend: str, language: str) -> str:
+def _shown_as(
+    wanted: str | None,
+    name: str,
+    language: str,
+    config: Mapping[str, Any],
+    launcher: bool,
+    kernels: Path,
+) -> str:
+    """What Jupyter shows for a kernel: what was asked for, else a title that says in what it
+    differs. People choose by it, so no two kernels have the same: then the kernel's name is added,
+    and a title that was asked for is refused."""
+    places = {**_manager().find_kernel_specs()}
+    if kernels.is_dir():
+        places |= {path.name: str(path) for path in kernels.iterdir()}
+    taken = {_title(Path(path)): other for other, path in places.items() if other != name}
+    if wanted:
+        if wanted in taken:
+            raise SpecError(
+                f"The kernel {taken[wanted]!r} is already shown as {wanted!r}, so nobody could "
+                f"tell them apart. Choose another display name, or remove that kernel first."
+            )
+        return wanted
     title = "Python 3" if language == "python" else language.capitalize()
-    return f"{title} (sandbox)" if backend == "local" else f"{title} (sandbox: {backend})"
+    backend = config["backend"]
+    kind = "sandbox" if backend == "local" else f"sandbox: {backend}"
+    parts = [words for key, value in config.items() if (words := _difference(key, value))]
+    parts += ["launcher"] if launcher else []
+    if len(parts) > _MOST_PARTS:
+        parts = [name]
+    shown = f"{title} ({', '.join([kind, *parts])})"
+    return f"{title} ({', '.join([kind, *parts, name])})" if shown in taken else shown
 
 
-def _literal_json(config: Mapping[str, Any]) -> str:
-    """JSON that survives as an ``argv`` entry: clients replace ``{word}`` there. JSON's own braces
-    never precede a letter or digit; those inside strings are written as escapes."""
-    return re.sub(r"\{(?=\w)", r"\\u007b", json.dumps(config))
+def _title(path: Path) -> str:
+    try:
+        return str(json.loads((path / "kernel.json").read_text(encoding="utf-8"))["display_name"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""  # Jupyter does not show it either
+
+
+def _difference(key: str, value: Any) -> str:
+    """A setting in a few words; empty if people do not choose a kernel by it."""
+    if key == "memory_mib":
+        return f"{value} MiB"
+    if key == "cpus":
+        return f"{value:g} {'CPU' if value == 1 else 'CPUs'}"
+    if key == "python":
+        return Path(value).parent.parent.name  # the environment
+    if key in ("image", "workspace"):
+        return f"{key} {value}"
+    if key == "upload":
+        return "" if value == "none" else "upload"
+    return {"mirror": "mirror", "egress": "network"}.get(key, "") if value else ""
 
 
 def _read(name: str, path: Path) -> InstalledKernelspec | None:
@@ -198,15 +270,18 @@ def _read(name: str, path: Path) -> InstalledKernelspec | None:
         kernel = json.loads((path / "kernel.json").read_text(encoding="utf-8"))
         argv, metadata = kernel["argv"], kernel.get("metadata", {})
         provisioner = metadata.get("kernel_provisioner", {})
-        launcher = tuple(argv[1:4]) == _LAUNCH
-        if launcher:
+        launcher = tuple(argv[argv.index("-m") :][:3]) == _LAUNCH if "-m" in argv else False
+        outdated = launcher and "-P" not in argv[: argv.index("-m")]
+        if launcher and _CONFIG_FILE_OPTION in argv:
+            config = json.loads((path / LAUNCH_FILE).read_text(encoding="utf-8"))
+        elif launcher:
             config = json.loads(argv[argv.index(_CONFIG_OPTION) + 1])
         elif provisioner.get("provisioner_name") == PROVISIONER:
             config = provisioner.get("config", {})
         else:
             return None
         return InstalledKernelspec(
-            name, str(kernel["display_name"]), str(path), dict(config), launcher
+            name, str(kernel["display_name"]), str(path), dict(config), launcher, outdated
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         # Not readable as a kernelspec, so nothing shows that it is ours.

@@ -22,13 +22,15 @@ from typing import Any
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
+from sandbox_kernel.jupyter.guardian import Guardian
 from sandbox_kernel.jupyter.idle import accompany
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 
 DEFAULTS: dict[str, Any] = {"lease_seconds": 60.0}
-"""Nobody re-attaches to a kernel whose launcher has died, so it need not wait for long."""
+"""Nobody re-attaches to a kernel whose launcher has died; if its guardian has died, too, the
+sandbox need not wait for long."""
 PARENT_INTERVAL = 1.0
 SHUTDOWN_GRACE = 1.0
 """Seconds for the kernel to end after SIGTERM. Clients kill a launcher that takes long."""
@@ -49,8 +51,10 @@ class Launcher:
         connection_file: str,
         configuration: KernelConfiguration,
         argv: Sequence[str] = (),
+        guardian: Guardian | None = None,
     ) -> None:
         self._path = connection_file
+        self._guardian = guardian
         self._configuration = configuration
         self._argv = list(argv)
         self._kernel: SandboxedKernel | None = None
@@ -103,6 +107,9 @@ class Launcher:
         check_free(addresses)
         argv = self._argv or default_argv(self._configuration)
         kernel = await hosting.create_kernel(self._configuration, argv, _log)
+        stays = self._configuration.pause_on_exit or self._configuration.keep_on_exit
+        if self._guardian is not None and not stays:
+            self._guardian.watch(kernel.handle)
         try:
             kernel.listen(addresses)
             await kernel.launch(
@@ -114,6 +121,8 @@ class Launcher:
                 cwd=kernel.handle.workdir,
                 connection=hosting.guest_connection(connection),
                 transport=self._configuration.guest_transport,
+                warm=self._configuration.warm_start,
+                spare=False,  # no second kernel will be started in this sandbox
             )
             accompany(kernel, self._configuration, connection)
             self._kernel = kernel

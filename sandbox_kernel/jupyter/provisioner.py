@@ -10,6 +10,7 @@ All real work happens on the background loop; these methods may run on any loop 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -23,16 +24,16 @@ import zmq
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Any as AnyTrait
-from traitlets import TraitType
+from traitlets import TraitType, default
 
+from sandbox_kernel import unsaved
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
     SandboxNotFound,
-    SandboxTimeout,
     SpecError,
 )
-from sandbox_kernel.jupyter import hosting, lifecycle, workspaces
+from sandbox_kernel.jupyter import bringing, hosting, keeping, lifecycle, workspaces
 from sandbox_kernel.jupyter.configuration import (
     OWN_FIELDS,
     OWN_HELP,
@@ -42,9 +43,10 @@ from sandbox_kernel.jupyter.configuration import (
     read_configuration,
 )
 from sandbox_kernel.jupyter.idle import accompany
-from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.jupyter.telling import heard, obituary
+from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.spec import FIELD_HELP
-from sandbox_kernel.tunnel.background import run
+from sandbox_kernel.tunnel.background import carry_through, run
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     persist = _setting("persist")
     upload = _setting("upload")
     mirror = _setting("mirror")
+    mirror_delete = _setting("mirror_delete")
     name = _setting("name")
     image = _setting("image")
     memory_mib = _setting("memory_mib")
@@ -101,7 +104,13 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._kernel: SandboxedKernel | None = None
         self.saved_workspace: workspaces.KernelWorkspace | None = None
         """Where the kernel's files are saved, once it has been launched; None: nowhere."""
+        self._unsaved = ""
+        """Why the files are not saved, if the last save before a pause or a farewell failed."""
+        self.notices: list[str] = []
+        """What the user should be told; who does so takes it from here."""
         self._has_process = False
+        self._has_run = False
+        """A kernel was launched, also if it could not be restarted since."""
         self._folder: str | None = None
 
     def configuration(self) -> KernelConfiguration:
@@ -129,6 +138,24 @@ class SandboxProvisioner(KernelProvisionerBase):
     def death(self) -> str:
         """Why the kernel ended, in words; empty while it runs."""
         return self._kernel.death if self._kernel else ""
+
+    @property
+    def obituary(self) -> str:
+        """Why the kernel died, and what becomes of it, for its user; empty if it did not."""
+        if self._kernel is None:
+            return ""
+        recreate, saved = self.configuration().recreate, self.saved_workspace is not None
+        return obituary(self._kernel, recreate=recreate, saved=saved)
+
+    def _exited(self, kernel: SandboxedKernel) -> None:
+        """On the background loop."""
+        if kernel is self._kernel and kernel.unasked:
+            for observer in lifecycle.observers:
+                observer.died(self)
+
+    @default("log")
+    def _log_that_is_read(self) -> Log:
+        return heard(self._log_default())
 
     # --- the process, after subprocess.Popen
 
@@ -163,19 +190,30 @@ class SandboxProvisioner(KernelProvisionerBase):
         if self._kernel.tunnel.paused and not restart:
             # It need not be resumed, which costs money, only to end.
             return await run(self._give_up(self._kernel))
-        try:
-            await run(self._kernel.send_signal(signal.SIGKILL))
-        except SandboxTimeout as error:
-            # The sandbox does not answer. What must die dies with it.
-            self.log.warning("%s The whole sandbox is killed instead.", error)
-            await run(self._kernel.handle.kill())
+        await self._end_process(signal.SIGKILL)
 
     @staticmethod
     async def _give_up(kernel: SandboxedKernel) -> None:
         kernel.give_up()
 
     async def terminate(self, restart: bool = False) -> None:
-        await self.send_signal(signal.SIGTERM)
+        await self._end_process(signal.SIGTERM)
+
+    async def _end_process(self, signum: int) -> None:
+        """Signal the kernel or, if its agent does not do that in time, end it from outside.
+        Never raises: an error here would be the end of the shutdown, but not of the kernel."""
+        kernel = self._kernel
+        if kernel is None:
+            return
+        try:
+            await run(kernel.send_signal(signum))
+        except (SandboxError, OSError) as error:
+            if kernel.client.capabilities.hosted and self.saved_workspace is not None:
+                # The link may be down, and the sandbox has the only copy of its files.
+                self.log.warning("%s The kernel is taken for dead.", error)
+                return await run(self._give_up(kernel))
+            self.log.warning("%s The kernel is ended from outside.", error)
+            await run(kernel.end_by_force())
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         if self._kernel is None:
@@ -230,20 +268,36 @@ class SandboxProvisioner(KernelProvisionerBase):
                 "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
             )
         cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
-        launch = partial(self._launch, cmd, kwargs.get("env", {}), cwd)
         try:
-            new = await self._launch_or_replace(cmd, launch)
+            new = await self._launch_twice(
+                cmd, partial(self._launch, cmd, kwargs.get("env", {}), cwd)
+            )
+        except SandboxError as error:
+            for observer in lifecycle.observers if self._has_run else ():
+                observer.not_restarted(self, error)
+            raise
+        if new:
+            self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
+        self._has_process = self._has_run = True
+        try:
+            for observer in lifecycle.observers:
+                await observer.launched(self)
+        except BaseException:
+            if new:  # for its manager it was never started, so nobody would end it
+                await self.cleanup()
+            raise
+        return self.connection_info
+
+    async def _launch_twice(
+        self, cmd: list[str], launch: Callable[[KernelConfiguration], Coroutine[Any, Any, None]]
+    ) -> bool:
+        """For the second time if the sandbox had ended, which nobody had noticed until now."""
+        try:
+            return await self._launch_or_replace(cmd, launch)
         except SandboxGone:
             if self._kernel is None or self._kernel.tunnel.failure is None:
                 raise
-            # It had ended, which nobody had noticed until now.
-            new = await self._launch_or_replace(cmd, launch)
-        if new:
-            self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
-        self._has_process = True
-        for observer in lifecycle.observers:
-            await observer.launched(self)
-        return self.connection_info
+            return await self._launch_or_replace(cmd, launch)
 
     async def _launch_or_replace(
         self, cmd: list[str], launch: Callable[[KernelConfiguration], Coroutine[Any, Any, None]]
@@ -257,7 +311,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             await run(launch(self.configuration()))
         except BaseException:
             if new:  # a kernel that cannot be restarted keeps its sandbox, and the files in it
-                await self.cleanup()
+                await (self._end_sandbox() if self._has_run else self.cleanup())
             raise
         return new
 
@@ -272,13 +326,18 @@ class SandboxProvisioner(KernelProvisionerBase):
         if self._kernel is None:
             workspace = workspaces.workspace_of(configuration, env, cwd)
             configuration = replace(configuration, spec=replace(configuration.spec, workspace=None))
-            self._kernel = await hosting.create_kernel(configuration, argv, self.log)
             if workspace is not None:
-                await workspaces.bring_in(self._kernel, workspace, self.log)
+                await keeping.save_first(workspace, self.log)
+            self._kernel = await hosting.create_kernel(configuration, argv, self.log)
+            workspace, told = await bringing.bring_files(
+                self._kernel, workspace, configuration, cwd, self.log
+            )
+            self.notices += told
             # Not before: what could not be brought in must not be saved as the latest.
             self.saved_workspace = workspace
-            self._kernel.before_pause = self.save_or_tell
+            self._watch_over(self._kernel)
         kernel = self._kernel
+        kernel.on_exit = partial(self._exited, kernel)
         kernel.listen(hosting.addresses(self.connection_info), self._folder)
         for observer in lifecycle.observers:
             await observer.launching(self, kernel)
@@ -291,6 +350,8 @@ class SandboxProvisioner(KernelProvisionerBase):
             warm=configuration.warm_start,
         )
         accompany(kernel, configuration, self.connection_info)
+        if notebook := workspaces.notebook_of(self.saved_workspace, env):
+            kernel.note(notebook=notebook)
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -334,35 +395,71 @@ class SandboxProvisioner(KernelProvisionerBase):
         )
         self._kernel = None
         await run(lost.detach())
+        if self.saved_workspace is not None:
+            await run(keeping.note_lost(lost, self.saved_workspace, self._kernel_name, str(reason)))
 
     # --- ending
 
     async def cleanup(self, restart: bool = False) -> None:
         if restart:
             return
+        there = self._kernel is not None or self._has_run
+        self._has_run = False
+        try:
+            await self._end_sandbox()
+        finally:
+            for observer in list(lifecycle.observers) if there else ():
+                await observer.ended(self)
+            if self._folder is not None:
+                self._folder = None
+                if self.parent is not None:
+                    # The manager may start another kernel; it gets endpoints of its own.
+                    self.parent.transport = "tcp"
+                    self.parent.ip = "127.0.0.1"
+
+    async def _end(
+        self, kernel: SandboxedKernel, workspace: workspaces.KernelWorkspace | None
+    ) -> unsaved.Unsaved | None:
+        """On the background loop. An error would be the end of the manager's shutdown, and help
+        nobody: it is told, and what could not be removed is tried again when the process exits."""
+        ending = asyncio.current_task()
+        assert ending is not None
+        kernel.ending = lambda limit: asyncio.wait([ending])  # a process that exits waits for it
+        hosting.own(kernel)
+        try:
+            return await keeping.end(kernel, workspace, self._kernel_name, self.log)
+        except (SandboxError, OSError) as error:
+            self.log.error("Sandbox %s could not be removed: %s", kernel.handle.name, error)
+            return None
+        finally:
+            kernel.ending = None
+
+    async def _end_sandbox(self) -> None:
+        """The kernel may come back in another one."""
         self._has_process = False
         kernel, self._kernel = self._kernel, None
         workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
-            if workspace is not None and not (kernel.taken_over or kernel.at_rest):
-                await workspaces.save_or_tell(kernel, workspace, self._kernel_name, self.log)
-            await run(hosting.remove_kernel(kernel))
-            for observer in lifecycle.observers:
-                await observer.ended(self)
-        if self._folder is not None:
-            self._folder = None
-            if self.parent is not None:
-                # The manager may start another kernel; it gets endpoints of its own.
-                self.parent.transport = "tcp"
-                self.parent.ip = "127.0.0.1"
+            # Also if the caller is cancelled: nobody else would end the sandbox.
+            kept = await carry_through(self._end(kernel, workspace))
+            if kept is not None:
+                for observer in lifecycle.observers:
+                    await observer.kept(self, kept)
 
     async def detach(self) -> None:
         """Leave sandbox and kernel running for ``load_provisioner_info`` in another process."""
         kernel, self._kernel = self._kernel, None
-        self._has_process = False
+        self._has_process = self._has_run = False
         if kernel is not None:
             hosting.disown(kernel)
             await run(kernel.detach())
+            if self._unsaved and self.saved_workspace is not None:
+                reason, handle = self._unsaved, kernel.handle
+                unsaved.note(
+                    keeping.make_note(
+                        handle, self.saved_workspace, self._kernel_name, reason, kept=False
+                    )
+                )
 
     @property
     def _kernel_name(self) -> str:
@@ -373,18 +470,34 @@ class SandboxProvisioner(KernelProvisionerBase):
         to be woken for that."""
         if self._kernel is None or self.saved_workspace is None:
             raise SandboxError("This kernel has no workspace to save to, or is not there.")
-        return await workspaces.save(
+        report = await workspaces.save(
             self._kernel, self.saved_workspace, self._kernel_name, self.log, wake=wake
         )
+        self._unsaved = ""
+        return report
 
     async def save_or_tell(self) -> bool:
         """Save the kernel's files if it has a workspace; a failure is told in the log. Whether
         they are saved. On any loop."""
         if self._kernel is None or self.saved_workspace is None:
             return False
-        return await workspaces.save_or_tell(
+        self._unsaved = await workspaces.last_save(
             self._kernel, self.saved_workspace, self._kernel_name, self.log
         )
+        return not self._unsaved
+
+    def _watch_over(self, kernel: SandboxedKernel) -> None:
+        """The kernel's files are saved before it is paused, and when the process exits."""
+        kernel.before_pause = self.save_or_tell
+        if self.saved_workspace is not None:
+            kernel.ending = self._at_exit
+
+    async def _at_exit(self, limit: float) -> None:
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            await keeping.end(
+                kernel, self.saved_workspace, self._kernel_name, self.log, limit=limit
+            )
 
     @property
     def can_pause(self) -> bool:
@@ -435,6 +548,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             **info,
             "backend": self._kernel.handle.backend,
             "sandbox": self._kernel.handle.name,
+            "sandbox_id": self._kernel.handle.id,
             "folder": self._folder,
             "saved_workspace": asdict(self.saved_workspace) if self.saved_workspace else None,
         }
@@ -448,11 +562,19 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
         self.saved_workspace = workspaces.from_dict(provisioner_info.get("saved_workspace"))
-        self._kernel.before_pause = self.save_or_tell
-        self._has_process = True
+        self._watch_over(self._kernel)
+        unsaved.clear(self._kernel.handle.backend, self._kernel.handle.name)
+        self._has_process = self._has_run = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:
-        kernel = await hosting.attach_kernel(info["backend"], info["sandbox"], self.log)
+        kernel = await hosting.attach_kernel(
+            info["backend"],
+            info["sandbox"],
+            self.log,
+            sandbox_id=str(info.get("sandbox_id", "")),
+            key=str(info["connection_info"].get("key", "")),
+        )
+        kernel.on_exit = partial(self._exited, kernel)
         try:
             if kernel.exit_code is not None:
                 raise SandboxGone(

@@ -1,4 +1,4 @@
-"""The saved workspace of a kernel: which it is, how it comes into a new sandbox, when it is saved.
+"""The saved workspace of a kernel: which it is, and how it is saved.
 
 A kernel has one if it was given a name (``workspace``, ``SANDBOX_KERNEL_WORKSPACE``), or if it
 runs a notebook whose path is known (``JPY_SESSION_NAME``, which Jupyter Server sets, or
@@ -11,20 +11,32 @@ import asyncio
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel.errors import SandboxError, SandboxPaused, StoreError, WorkspaceError
+from sandbox_kernel.errors import (
+    SandboxError,
+    SandboxPaused,
+    SandboxTimeout,
+    StoreError,
+)
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.tunnel.background import run
 
 if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
-    from sandbox_kernel.workspace import SaveInfo, SaveReport, Store
+    from sandbox_kernel.workspace import Leftovers, SaveReport, Store
+    from sandbox_kernel.workspace.reports import OnProgress, Progress
 
 LAST_SAVE_TIMEOUT = 120.0
+"""Seconds without progress after which a last save is given up."""
+SILENCE, RESUMING = 20.0, 60.0
+"""Seconds without a sign of the sandbox, likewise; and of one that has to be resumed first."""
+_LOOK, _TELL_EVERY = 0.5, 15.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,10 @@ class KernelWorkspace:
     """The user chose the name, so it does not follow the notebook."""
     upload: str | tuple[str, ...] = "none"
     mirror: bool = False
+    mirror_delete: bool = False
+    id: str = ""
+    """The store's own, for a workspace that belongs to its notebook: it stays when the name does
+    not. Empty if the user chose the name."""
 
 
 def workspace_of(
@@ -60,11 +76,25 @@ def workspace_of(
     return KernelWorkspace(
         name=name,
         notebook=notebook,
-        folder=os.path.dirname(notebook) if notebook else cwd or "",
+        folder=os.path.dirname(notebook) if notebook else folder_of(cwd),
         named=configuration.spec.workspace is not None or bool(configuration.notebook),
         upload=configuration.upload,
         mirror=configuration.mirror,
+        mirror_delete=configuration.mirror_delete,
     )
+
+
+def notebook_of(workspace: KernelWorkspace | None, env: Mapping[str, str]) -> str:
+    """Path of the notebook that a kernel was started for, also if its files are not saved."""
+    named = env.get("JPY_SESSION_NAME", "")
+    if workspace is not None and workspace.notebook:
+        return workspace.notebook
+    return os.path.abspath(named) if named.endswith(NOTEBOOK) else ""
+
+
+def folder_of(cwd: str | None) -> str:
+    """The folder in which a kernel would run that is no notebook's, or whose is not known."""
+    return os.path.abspath(cwd or os.getcwd())
 
 
 def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
@@ -91,48 +121,6 @@ def _store(url: str, data_dir: str | None) -> Store:
     return Store.open(url)
 
 
-async def bring_in(kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log) -> None:
-    """Before the first cell of a new sandbox: the files of the latest save or, if there is none,
-    what the policy lets through of the folder beside the notebook. On the background loop."""
-    from sandbox_kernel.workspace import UploadPolicy, hydrate, upload
-
-    policy = UploadPolicy.parse(workspace.upload)
-    try:
-        store = await asyncio.to_thread(open_store)
-        latest = await asyncio.to_thread(_latest, store, workspace.name)
-        if latest is not None:
-            log.info(
-                "Bringing workspace %s into sandbox %s: %d files, %.1f MB",
-                *(workspace.name, kernel.handle.name, latest.files, latest.bytes / 1e6),
-            )
-            report = await hydrate(kernel, store, workspace.name)
-            log.info(
-                "Workspace %s is in sandbox %s: %d files, %.2f s",
-                *(workspace.name, kernel.handle.name, report.files, report.seconds),
-            )
-        elif workspace.folder and policy.mode != "none":
-            first = await upload(
-                kernel,
-                store,
-                workspace.name,
-                workspace.folder,
-                policy,
-                notebook=workspace.notebook,
-            )
-            if first is not None:
-                log.info("%d files of %s were uploaded", first.files, workspace.folder)
-    except SandboxError as error:
-        raise WorkspaceError(
-            f"The files of workspace {workspace.name!r} could not be brought into sandbox "
-            f"{kernel.handle.name!r}: {error} To start the kernel without them, and without "
-            f"saving, set SANDBOX_KERNEL_PERSIST=false."
-        ) from error
-
-
-def _latest(store: Store, name: str) -> SaveInfo | None:
-    return store.latest(name) if not store.retired(name) else None
-
-
 async def save(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace,
@@ -143,54 +131,235 @@ async def save(
 ) -> SaveReport:
     """Save the files of a kernel now, also if it must be resumed for that, unless it is not to be
     woken. A failure is noted in the workspace's history, too. On any loop."""
-    from sandbox_kernel.workspace import export, persist
-
-    store = await asyncio.to_thread(open_store)
-    try:
-        if kernel.tunnel.paused and not wake:
-            raise SandboxPaused(
-                f"Sandbox {kernel.handle.name!r} is paused, and its files were not saved before. "
-                f"Run a cell, which resumes it, and save again."
-            )
-        report = await persist(
-            kernel, store, workspace.name, notebook=workspace.notebook, kernel=kernel_name
+    if kernel.tunnel.paused and not wake:
+        paused = SandboxPaused(
+            f"Sandbox {kernel.handle.name!r} is paused, and its files were not saved before. "
+            f"Run a cell, which resumes it, and save again."
         )
+        store = await asyncio.to_thread(open_store)
+        await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, paused)
+        raise paused
+    report = await _persist(kernel, workspace, kernel_name, log)
+    workspace = replace(workspace, name=report.save.workspace)
+    return replace(report, also=await asyncio.to_thread(_mirror, workspace, log))
+
+
+async def _persist(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    store: Store | None = None,
+    progress: OnProgress | None = None,
+    silence: float | None = None,
+) -> SaveReport:
+    from sandbox_kernel.workspace import identity, persist
+
+    if store is None:
+        store = await asyncio.to_thread(open_store)
+    try:
+        name = await asyncio.to_thread(identity.place_of, store, workspace.name, workspace.id)
+        report = await persist(
+            kernel,
+            store,
+            name,
+            notebook=workspace.notebook,
+            kernel=kernel_name,
+            progress=progress,
+            stalled_after=silence,
+        )
+        settled = await asyncio.to_thread(identity.settle, store, report.save, workspace.id)
     except SandboxError as error:
-        with contextlib.suppress(StoreError):  # then it is the store that has failed
-            await asyncio.to_thread(
-                store.note_failure, workspace.name, kernel.handle.backend, kernel.handle.name, error
-            )
+        await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, error)
         raise
     log.info("%s", report)
-    if workspace.mirror and workspace.folder:
-        written = await asyncio.to_thread(
-            export, store, workspace.name, workspace.folder, delete=True, mirror=True
-        )
-        if written.skipped:
-            log.warning(
-                "%d files of workspace %s were not written to %s: %s",
-                *(len(written.skipped), workspace.name, workspace.folder),
-                ", ".join(written.skipped[:20]),
-            )
-    return report
+    return replace(report, save=settled)
 
 
-async def save_or_tell(
-    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, log: Log
-) -> bool:
-    """The last save, before the sandbox is paused, left or removed. Its failure is told, and ends
-    nothing. Whether the files are saved. On any loop."""
-    if kernel.tunnel.failure is not None:
-        log.warning(
-            "Workspace %s was not saved: its sandbox cannot be reached (%s)",
-            *(workspace.name, kernel.tunnel.failure),
-        )
-        return False
+def _note_failure(
+    store: Store, workspace: KernelWorkspace, handle: SandboxHandle, error: SandboxError
+) -> None:
+    if isinstance(error, StoreError):
+        return  # it could not be noted there, either, and would take as long again
+    with contextlib.suppress(StoreError):
+        store.note_failure(workspace.name, handle.backend, handle.name, error)
+
+
+def _mirror(workspace: KernelWorkspace, log: Log) -> list[str]:
+    """Write what was saved back to the folder; what could not be written, and why. The files are
+    saved: whatever fails here does not undo that."""
+    if not (workspace.mirror and workspace.folder):
+        return []
+    from sandbox_kernel.workspace import export
+
     try:
-        await asyncio.wait_for(run(save(kernel, workspace, kernel_name, log)), LAST_SAVE_TIMEOUT)
-        return True
-    except asyncio.TimeoutError:
-        log.error("Workspace %s was not saved within %g s", workspace.name, LAST_SAVE_TIMEOUT)
+        written = export(
+            open_store(),
+            workspace.name,
+            workspace.folder,
+            delete=workspace.mirror_delete,
+            mirror=True,
+            notebook=workspace.notebook,
+        )
+    except (SandboxError, OSError) as error:
+        told = f"The files are saved, but were not written to {workspace.folder}: {error}"
+        log.error("Workspace %s: %s", workspace.name, told)
+        return [told]
+    if written.trash:
+        log.info("What was replaced or deleted in %s is in %s", workspace.folder, written.trash)
+    if written.skipped:
+        log.warning(
+            "%d files of workspace %s were not written to %s: %s",
+            *(len(written.skipped), workspace.name, workspace.folder),
+            ", ".join(written.skipped[:20]),
+        )
+    return [f"not written to {workspace.folder}: {line}" for line in written.skipped]
+
+
+async def last_save(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    limit: float | None = None,
+    store: Store | None = None,
+) -> str:
+    """The last save, before the sandbox is paused, left or removed: why it was not made, in words,
+    which are in the log, too; empty if the files are saved. On any loop.
+
+    It takes as long as it goes on: it is given up when the sandbox has been silent for ``SILENCE``
+    seconds, or when nothing has come forward for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
+    """
+    failure = kernel.tunnel.failure
+    try:
+        if failure is not None:
+            report = await run(
+                save_stopped(kernel.handle, failure, workspace, kernel_name, log, store)
+            )
+        else:
+            report = await _while_it_goes_on(
+                kernel, workspace, kernel_name, log, limit or LAST_SAVE_TIMEOUT, store
+            )
     except (SandboxError, OSError) as error:
         log.error("Workspace %s was not saved: %s", workspace.name, error)
-    return False
+        return str(error)
+    workspace = replace(workspace, name=report.save.workspace)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(_mirror, workspace, log), LAST_SAVE_TIMEOUT)
+    except asyncio.TimeoutError:
+        log.error(
+            "Workspace %s is saved, but was not written to %s within %g s",
+            *(workspace.name, workspace.folder, LAST_SAVE_TIMEOUT),
+        )
+    return ""
+
+
+async def _while_it_goes_on(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    limit: float,
+    store: Store | None,
+) -> SaveReport:
+    far = (0, 0)
+    """How far it is: files that were seen, bytes that have come."""
+
+    def progress(value: Progress) -> None:
+        nonlocal far
+        if value.phase == "scan":
+            far = max(far[0], value.files), far[1]
+        else:
+            far = far[0], max(far[1], value.bytes)
+
+    silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
+    saving = asyncio.ensure_future(
+        run(
+            _persist(
+                kernel,
+                workspace,
+                kernel_name,
+                log,
+                store=store,
+                progress=progress,
+                silence=silence,
+            )
+        )
+    )
+    started = moved = told = time.monotonic()
+    seen = far
+    try:
+        while not (await asyncio.wait([saving], timeout=_LOOK))[0]:
+            now = time.monotonic()
+            if far != seen:
+                seen, moved = far, now
+            if now - moved > limit:
+                raise SandboxTimeout(
+                    f"for {limit:g} s nothing has come forward ({seen[0]} files seen, "
+                    f"{seen[1] / 1e6:.1f} MB sent); the store may be slow, or not answer."
+                )
+            if now - told > _TELL_EVERY:
+                told = now
+                log.info(
+                    "Saving workspace %s of sandbox %s: %d files seen, %.1f MB sent, %.0f s",
+                    *(workspace.name, kernel.handle.name, *seen[:1], seen[1] / 1e6, now - started),
+                )
+    except BaseException:
+        saving.cancel()
+        await asyncio.wait([saving], timeout=_LOOK * 10)
+        raise
+    return saving.result()
+
+
+async def save_stopped(
+    handle: SandboxHandle,
+    why: SandboxError,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    store: Store | None = None,
+) -> SaveReport:
+    """Save the files of a sandbox that has ended, if they are in a folder of this machine; else
+    raises ``why`` it cannot be asked for them. On the background loop."""
+    from sandbox_kernel.workspace import identity, save_leftovers
+
+    left = await leftovers(handle)
+    if left is None:
+        raise why
+    if store is None:
+        store = await asyncio.to_thread(open_store)
+    name = await asyncio.to_thread(identity.place_of, store, workspace.name, workspace.id)
+    report = await asyncio.to_thread(
+        save_leftovers,
+        store,
+        name,
+        left,
+        notebook=workspace.notebook,
+        kernel=kernel_name,
+        backend=handle.backend,
+        sandbox=handle.name,
+    )
+    settled = await asyncio.to_thread(identity.settle, store, report.save, workspace.id)
+    log.info("%s, from what sandbox %s has left", report, handle.name)
+    return replace(report, save=settled)
+
+
+async def leftovers(handle: SandboxHandle) -> Leftovers | None:
+    """Where, on this machine, the files of a sandbox are that has ended; None if it runs, or if
+    there are none."""
+    from sandbox_kernel.workspace import Leftovers
+
+    try:
+        info = await asyncio.wait_for(handle.info(), SILENCE)
+    except (SandboxError, OSError, asyncio.TimeoutError):
+        return None
+    if info.status != "stopped":
+        return None
+    image, folder = info.detail.get("image"), info.detail.get("workspace")
+    if isinstance(image, dict):
+        return Leftovers(**image)
+    if isinstance(folder, str) and await asyncio.to_thread(os.path.isdir, folder):
+        return Leftovers(folder)
+    return None

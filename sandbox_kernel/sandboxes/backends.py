@@ -19,8 +19,18 @@ def _found() -> dict[str, EntryPoint]:
 
 
 def backend_names() -> list[str]:
-    """Names of all backends that are installed, whether or not they work here."""
+    """Names of all backends that are known, whether or not their SDK is installed, or they work
+    here."""
     return sorted(_found())
+
+
+def no_backend(name: str) -> SpecError:
+    """The error for a name that no backend has."""
+    names = ", ".join(backend_names()) or "none"
+    return SpecError(
+        f"There is no sandbox backend {name!r}. Known are: {names}; `sandbox-kernel doctor` says "
+        f"which of them can be used here."
+    )
 
 
 def load_backend(name: str) -> SandboxClient:
@@ -28,10 +38,7 @@ def load_backend(name: str) -> SandboxClient:
     SandboxUnavailable if its optional SDK is missing."""
     entry = _found().get(name)
     if entry is None:
-        raise SpecError(
-            f"There is no sandbox backend {name!r}; installed are: "
-            f"{', '.join(backend_names()) or 'none'}."
-        )
+        raise no_backend(name)
     try:
         client = entry.load()
     except ImportError as error:

@@ -135,8 +135,21 @@ class SandboxInfo:
     """How often something in the sandbox was killed for want of memory."""
     last_kill: str = ""
     """Why the sandbox itself last killed something (memory, disk), in words."""
+    killed: Mapping[int, str] = field(default_factory=dict)
+    """What the sandbox itself killed of late: pid inside of it -> why, in words."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """What the backend adds, e.g. host pids."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox uses now, as its backend measures it from outside."""
+
+    memory: int
+    """Bytes."""
+    processes: int
+    cpu_seconds: float
+    """Of the processes that run, since each began."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +231,8 @@ class SandboxHandle(ABC):
     """Where kernels start."""
     holds_lease: ClassVar[bool] = False
     """Whether the backend itself ends the sandbox when its lease is over."""
+    weaknesses: Sequence[str] = ()
+    """Sentences about what this host can hold the sandbox to only coarsely, for the log."""
     python: str | None = None
     """The image's own interpreter, by which kernels and the guest program run (and which may lack
     ipykernel); None if the backend shows the sandbox the host's interpreter."""
@@ -260,6 +275,16 @@ class SandboxHandle(ABC):
     async def kill(self) -> None:
         """End the sandbox at once. Idempotent."""
 
+    async def clear(self) -> bool:
+        """End every process in the sandbox but the agent and its connectors, from outside, so that
+        neither has to be asked. False, and nothing is ended, if the backend cannot."""
+        return False
+
+    async def set_lease(self, seconds: float) -> bool:
+        """Give the sandbox another lease than ``spec.lease_seconds``, from now on. False, and
+        nothing has changed, if the backend cannot."""
+        return False
+
     @abstractmethod
     async def logs(self, *, tail: int | None = None) -> str:
         """The sandbox's own log (not the output of ``exec``), at most the last ``tail`` lines."""
@@ -267,6 +292,10 @@ class SandboxHandle(ABC):
     @abstractmethod
     async def info(self) -> SandboxInfo:
         """What is known about the sandbox now. Answers for a dead sandbox, too."""
+
+    async def usage(self) -> Usage | None:
+        """What it uses now; None if the backend cannot tell, or it does not run."""
+        return None
 
     async def pause(self) -> None:
         """Freeze the sandbox, with its memory; every stream to it may break. Idempotent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -27,7 +28,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            _loop.set_default_executor(_Workers(thread_name_prefix="sandbox-kernel"))
+            _loop.set_default_executor(Workers(thread_name_prefix="sandbox-kernel"))
             started = threading.Event()
             _loop.call_soon(started.set)
             threading.Thread(target=_loop.run_forever, name="sandbox-kernel", daemon=True).start()
@@ -76,7 +77,24 @@ async def run(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-class _Workers(concurrent.futures.ThreadPoolExecutor):
+async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As ``run``, for what must not be left half done: if the caller is cancelled, the coroutine
+    goes on without it, and tells its failure in the log."""
+    outcome = submit(coroutine)
+    try:
+        return await asyncio.shield(asyncio.wrap_future(outcome))
+    except asyncio.CancelledError:
+        outcome.add_done_callback(_tell)
+        raise
+
+
+def _tell(outcome: concurrent.futures.Future[Any]) -> None:
+    error = None if outcome.cancelled() else outcome.exception()
+    if error is not None:
+        logging.getLogger("sandbox_kernel").error("%s", error)
+
+
+class Workers(concurrent.futures.ThreadPoolExecutor):
     """Threads for blocking calls, which still work when the process exits: the standard executor
     refuses work by then, but that is when the last sandboxes are removed."""
 

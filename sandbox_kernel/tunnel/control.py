@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,13 @@ from sandbox_kernel.guest.wire import WireError
 from sandbox_kernel.guest.wire.frames import Buffer
 from sandbox_kernel.guest.wire.mux import CONTROL
 from sandbox_kernel.text import printable
+from sandbox_kernel.tunnel.clock import since_boot
+
+log = logging.getLogger("sandbox_kernel.tunnel")
+
+_SPARE, _SPARE_A_SECOND = 4096, 10.0
+"""Messages that nobody has asked for (events, answers to calls that were given up) which an agent
+may send at once, and as time goes by."""
 
 
 class ControlClient:
@@ -30,6 +38,7 @@ class ControlClient:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._lines = LineReader()
         self._failure: SandboxError | None = None
+        self._spare, self._counted_at = float(_SPARE), since_boot()
         self._stream = peer.mux.open("control", CONTROL)
         self._stream.owner = self
 
@@ -62,23 +71,37 @@ class ControlClient:
                 future.set_exception(error)
 
     def on_data(self, payload: Buffer) -> None:
+        events: list[dict[str, Any]] = []
         try:
             for line in self._lines.feed(payload):
-                self._message(json.loads(line))
+                self._message(json.loads(line), events)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"a control message that cannot be read ({type(error).__name__})"
             raise WireError(what, fatal=True) from error
         self._stream.consumed(len(payload))
+        for event in events:
+            self._tell(event)
 
-    def _message(self, message: Any) -> None:
+    def _tell(self, event: dict[str, Any]) -> None:
+        try:
+            self._on_event(event)
+        except Exception:  # whatever it is, the agent is not to blame, nor other calls to suffer
+            log.exception(
+                "A mistake in sandbox-kernel: an event of sandbox %s was not handled. Please "
+                "report it.",
+                self._sandbox,
+            )
+
+    def _message(self, message: Any, events: list[dict[str, Any]]) -> None:
         if not isinstance(message, dict):
             raise TypeError("no object")
         if "event" in message:
-            self._on_event(message)
+            self._unasked()
+            events.append(message)
             return
         future = self._waiting.get(message["id"])
         if future is None or future.done():
-            return  # the caller has given up
+            return self._unasked()  # the caller has given up
         error = message.get("error")
         if error is None:
             future.set_result(message["result"])
@@ -87,6 +110,14 @@ class ControlClient:
             future.set_exception(
                 kind(f"In sandbox {self._sandbox!r}: {printable(str(error['message'])[:2000])}")
             )
+
+    def _unasked(self) -> None:
+        now = since_boot()
+        passed = (now - self._counted_at) * _SPARE_A_SECOND
+        self._spare = min(_SPARE, self._spare + passed) - 1
+        self._counted_at = now
+        if self._spare < 0:
+            raise WireError("a flood of messages that nobody asked for", fatal=True)
 
     def on_finished(self) -> None:
         self.on_reset("closed by the agent")

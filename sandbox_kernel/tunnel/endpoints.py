@@ -9,11 +9,13 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.pump import Pump
-from sandbox_kernel.guest.wire.mux import INTERACTIVE, OUTPUT, URGENT
+from sandbox_kernel.guest.wire.mux import INITIAL_WINDOW, INTERACTIVE, OUTPUT, URGENT
+from sandbox_kernel.paths import private_dir
 
 PRIORITY = {
     "control": URGENT,
@@ -44,22 +46,35 @@ class Endpoint:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
-        self._target = target
         self._priority = priority
         self._on_input = on_input
-        self._pumps: set[Pump] = set()
+        self.target = target
+        self.pumps: set[Pump] = set()
+        """One for each connection."""
         self.address = address
-        self._start_listening()
+        self._start_listening(_listen(address))
+
+    @property
+    def deleted(self) -> bool:
+        """Somebody has deleted the socket, and has put nothing in its place."""
+        return isinstance(self.address, str) and not os.path.lexists(self.address)
 
     def renew(self) -> None:
-        """Listen again, if somebody has removed the socket. Connections go on."""
-        if isinstance(self.address, str) and not self._owns(self.address):
-            self._stop_listening()
-            self._start_listening()
+        """Listen again, if somebody has removed the socket, with its folder or without. Connections
+        go on. SandboxError if that cannot be."""
+        if not isinstance(self.address, str) or self._owns(self.address):
+            return
+        try:
+            private_dir(Path(self.address).parent)
+        except OSError as error:
+            raise SandboxError(f"There is no folder for {self.address}: {error}") from None
+        listener = _listen(self.address)
+        self._stop_listening()
+        self._start_listening(listener)
 
     @property
     def connections(self) -> int:
-        return len(self._pumps)
+        return len(self.pumps)
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
@@ -68,11 +83,11 @@ class Endpoint:
             if isinstance(self.address, str) and self._owns(self.address):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.address)
-        for pump in list(self._pumps):
+        for pump in list(self.pumps):
             pump.close("the endpoint was closed")
 
-    def _start_listening(self) -> None:
-        self._listener = _listen(self.address)
+    def _start_listening(self, listener: socket.socket) -> None:
+        self._listener = listener
         self._inode = os.stat(self.address).st_ino if isinstance(self.address, str) else 0
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -99,13 +114,25 @@ class Endpoint:
         except OSError as error:
             # No descriptor or memory is left for it. The client waits; asking at once again and
             # again would not help it.
-            log.warning("A client of %s must wait: %s", self._target, error)
+            log.warning("A client of %s must wait: %s", self.target, error)
             return self._pause()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = self._peer.mux.open(self._target, self._priority)
-        self._pumps.add(
-            Pump(self._loop, self._peer, stream, connection, self._pumps.discard, self._on_input)
+        # On this machine nothing is gained by more, and when a cell is interrupted, all that it has
+        # printed is read before its end is.
+        local = self._priority == OUTPUT and not self._peer.session.checked
+        window = INITIAL_WINDOW if local else 0
+        stream = self._peer.mux.open(self.target, self._priority, window)
+        self.pumps.add(
+            Pump(
+                self._loop,
+                self._peer,
+                stream,
+                connection,
+                self.pumps.discard,
+                self._on_input,
+                widest=window,
+            )
         )
         self._peer.flush_soon()
 

@@ -51,6 +51,8 @@ class StreamLink:
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._more = asyncio.Event()
+        self._reading = asyncio.Event()
+        self._reading.set()
         self._loop = loop
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -63,6 +65,12 @@ class StreamLink:
     @property
     def room(self) -> int:
         return 0 if self.closed else max(0, self._most - self._pending_bytes)
+
+    def hold(self) -> None:
+        self._reading.clear()
+
+    def release(self) -> None:
+        self._reading.set()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         if not self.closed:
@@ -89,6 +97,7 @@ class StreamLink:
                 self.on_data(data)
                 if self.closed:
                     return
+                await self._reading.wait()
             self._lost("the far end closed the stream")
         except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
             self._lost(f"{type(error).__name__}: {error}")

@@ -6,7 +6,8 @@ side breaks the protocol, or when it is closed.
 
 A sandbox that is paused is left so: the tunnel sleeps until a client sends something that is no
 heartbeat, or the caller wants the sandbox; then it resumes it. If somebody else does that, it goes
-on, too. What clients have sent meanwhile waits, and nothing is lost.
+on, too. What clients have sent meanwhile waits, and nothing is lost. What they had sent before the
+pause was noticed, and the agent has not acknowledged, is a reason to resume it as well.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from sandbox_kernel.errors import (
+    InternalError,
     LinkLost,
     ProtocolError,
     SandboxError,
@@ -31,10 +33,11 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.pump import Pump
-from sandbox_kernel.guest.wire import VERSION
+from sandbox_kernel.guest.wire import VERSION, WireError
 from sandbox_kernel.guest.wire.handshake import Hello
 from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.tunnel.clock import since_boot
 from sandbox_kernel.tunnel.control import ControlClient
 from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Endpoint
@@ -47,7 +50,8 @@ PAUSED_INTERVAL = 5.0
 """Seconds between two looks at a paused sandbox that somebody else may resume."""
 _HEARTBEATS = ("kernel:hb",)
 """What asks only whether somebody is there: no reason to resume a sandbox, which costs money."""
-_FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError)
+_REQUESTS = "kernel:shell"
+_FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError, InternalError)
 
 
 class Tunnel:
@@ -63,6 +67,7 @@ class Tunnel:
         on_event: Callable[[dict[str, Any]], object],
         on_failed: Callable[[SandboxError], object],
         log: logging.Logger | logging.LoggerAdapter[Any],
+        clock: Callable[[], float] = since_boot,
     ) -> None:
         self.failure: SandboxError | None = None
         self.reconnects = 0
@@ -74,20 +79,25 @@ class Tunnel:
         self._on_failed = on_failed
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._peer = Peer(self._loop, host=True)
+        self._clock = clock
+        self._peer = Peer(self._loop, host=True, clock=clock)
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
+        self._told_lost = False
         self._downloads: set[Download] = set()
         self._channels: set[Pump] = set()
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
+        self._wanted_at = clock()
         self.paused = False
         """The sandbox is paused, and the tunnel waits for a reason to resume it."""
         self.slept = False
         """It was paused by this process, and has not run since, as far as can be known."""
         self.last_input = self._loop.time()
         """When a client has last sent something that is no heartbeat."""
+        self.on_request: Callable[[], object] | None = None
+        """Called when a client sends something on the channel for requests (shell)."""
         self._delay = 0.0
         self._connected_at = self._loop.time()
         self._received_before = 0
@@ -129,12 +139,15 @@ class Tunnel:
                 endpoint.renew()
                 return endpoint
         on_input = None if target in _HEARTBEATS else self._input
+        if target == _REQUESTS:
+            on_input = self._request
         endpoint = Endpoint(self._peer, address, target, priority, on_input)
         self._endpoints.append(endpoint)
         return endpoint
 
     def want(self) -> None:
         """Resume the sandbox if it is paused."""
+        self._wanted_at = self._clock()
         self._wanted.set()
 
     def sleep(self) -> None:
@@ -147,6 +160,11 @@ class Tunnel:
         self.last_input = self._loop.time()
         if self.paused:
             self._wanted.set()
+
+    def _request(self) -> None:
+        if self.on_request is not None:
+            self.on_request()
+        self._input()
 
     async def fetch(self, target: str, limit: int, *, timeout: float) -> bytes:
         """All that ``target`` in the sandbox has to say, at most ``limit`` bytes of it."""
@@ -215,10 +233,17 @@ class Tunnel:
                 checked=connection.checked,
                 early=connection.early,
             )
-        except Exception as error:
+        except WireError as error:
             connection.link.close()
             raise ProtocolError(
                 f"The agent in sandbox {self._handle.name!r} sent {error}."
+            ) from error
+        except Exception as error:
+            connection.link.close()
+            raise InternalError(
+                f"The session with sandbox {self._handle.name!r} could not go on, because of a "
+                f"mistake in sandbox-kernel, not in the sandbox: {error!r}. Please report it. "
+                f"`sandbox-kernel exec {self._handle.name}` still reaches the sandbox's files."
             ) from error
 
     async def _keep_connected(self) -> None:
@@ -227,8 +252,25 @@ class Tunnel:
                 await asyncio.wait_for(self._lost.wait(), ALIVE_INTERVAL)
             except asyncio.TimeoutError:
                 self._peer.check_alive()
+                self._renew_endpoints()
                 continue
             await self._reconnect()
+
+    def _renew_endpoints(self) -> None:
+        """Somebody may have deleted the sockets, or the folder that they were in."""
+        lost = [endpoint for endpoint in self._endpoints if endpoint.deleted]
+        try:
+            for endpoint in lost:
+                endpoint.renew()
+        except SandboxError as error:
+            if not self._told_lost:
+                self._log.warning(
+                    "New clients cannot reach the kernel in sandbox %s: %s",
+                    *(self._handle.name, error),
+                )
+            self._told_lost = True
+        else:
+            self._told_lost = False
 
     async def _reconnect(self) -> None:
         patience = self._handle.agent_lease + 60
@@ -247,11 +289,9 @@ class Tunnel:
             except _FINAL as error:
                 return self._end(error)
             except SandboxPaused as error:
+                deadline = self._loop.time() + patience
                 if not self.paused:
-                    self._log.info("%s Its kernel waits.", error)
-                    self._wanted.clear()
-                    self.paused = True
-                self._delay, deadline = 0.0, self._loop.time() + patience
+                    self._notice_pause(error)
             except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
                 if self.paused:
                     deadline = self._loop.time() + patience  # it does not run out meanwhile
@@ -267,12 +307,31 @@ class Tunnel:
                 self.reconnects += 1
                 return
 
+    def _notice_pause(self, error: SandboxPaused) -> None:
+        self.paused = True
+        self._delay = 0.0
+        if self._wanted_at > self._peer.session.last_heard or self._has_undelivered_input():
+            self._log.info("%s It is resumed: a client has sent something meanwhile.", error)
+            self._wanted.set()
+        else:
+            self._log.info("%s Its kernel waits.", error)
+            self._wanted.clear()
+
+    def _has_undelivered_input(self) -> bool:
+        """Has somebody sent what the agent may not have got, heartbeats aside?"""
+        heartbeats: set[object] = set()
+        for endpoint in self._endpoints:
+            if endpoint.target in _HEARTBEATS:
+                heartbeats |= endpoint.pumps
+        return any(stream.owner not in heartbeats for stream in self._peer.mux.undelivered())
+
     async def _wait_until_wanted(self) -> None:
         """Return when the sandbox runs again, by us or by somebody else."""
         while True:
             try:
                 await asyncio.wait_for(self._wanted.wait(), PAUSED_INTERVAL)
             except asyncio.TimeoutError:
+                self._renew_endpoints()
                 if (await self._handle.info()).status != "paused":
                     return
             else:

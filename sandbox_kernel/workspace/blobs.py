@@ -24,6 +24,7 @@ FIRST_PAUSE = 0.1
 _TEMPORARY = "tmp"
 _OLD = 24 * 3600
 _BUFFER = 2**18
+_RACES = 5
 
 
 class Blobs(Protocol):
@@ -34,7 +35,9 @@ class Blobs(Protocol):
     def get(self, path: str) -> bytes: ...
     def get_range(self, path: str, start: int, length: int) -> bytes: ...
     def size(self, path: str) -> int: ...
-    def put(self, path: str, *parts: bytes | memoryview) -> None: ...
+    def put(self, path: str, *parts: bytes | memoryview, lasting: bool = True) -> None:
+        """``lasting``: it must be there after a power cut, too."""
+
     def files(self, folder: str) -> dict[str, int]:
         """Names in a folder with their sizes; empty if it is not there."""
 
@@ -42,8 +45,8 @@ class Blobs(Protocol):
         """Names of files in a folder; none if it is not there."""
 
     def folders(self, folder: str) -> list[str]: ...
-    def delete(self, path: str) -> None:
-        """No error if it is gone."""
+    def delete(self, path: str, *, tidy: bool = True) -> None:
+        """No error if it is gone. ``tidy``: with its folder, if that is empty then."""
 
 
 class LocalBlobs:
@@ -75,31 +78,48 @@ class LocalBlobs:
         with _named(self.url):
             return self._path(path).stat().st_size
 
-    def put(self, path: str, *parts: bytes | memoryview) -> None:
+    def put(self, path: str, *parts: bytes | memoryview, lasting: bool = True) -> None:
         target = self._path(path)
         with _named(self.url):
             if target.parent not in self._made:
                 _make_folder(target.parent)
                 self._made.add(target.parent)
-            temporary = self._temporary / secrets.token_hex(12)
+            temporary = self._write_aside(parts, lasting)
             try:
-                self._write(temporary, parts)
-                try:
-                    temporary.rename(target)
-                except FileNotFoundError:  # the folder was deleted since it was made
-                    _make_folder(target.parent)
-                    temporary.rename(target)
-                _sync_folder(target.parent)
+                for attempt in range(_RACES):
+                    try:
+                        temporary.rename(target)
+                        break
+                    except FileNotFoundError:  # the folder was deleted since it was made
+                        if attempt == _RACES - 1 or not temporary.exists():
+                            raise
+                        _make_folder(target.parent)
+                if lasting:
+                    _sync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def _write_aside(self, parts: Sequence[bytes | memoryview], lasting: bool) -> Path:
+        temporary = self._temporary / secrets.token_hex(12)
+        try:
+            self._write(temporary, parts, lasting)
+        except FileNotFoundError:  # the store's folder was deleted under us
+            private_dir(self._root)
+            private_dir(self._temporary)
+            self._write(temporary, parts, lasting)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
     @staticmethod
-    def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def _write(path: Path, parts: Sequence[bytes | memoryview], lasting: bool) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=_BUFFER) as file:
             file.writelines(parts)
             file.flush()
-            os.fsync(fd)
+            if lasting:
+                os.fsync(fd)
 
     def files(self, folder: str) -> dict[str, int]:
         found = {}
@@ -122,10 +142,12 @@ class LocalBlobs:
         except FileNotFoundError:
             return []
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, *, tidy: bool = True) -> None:
         with _named(self.url):
             target = self._path(path)
             target.unlink(missing_ok=True)
+            if not tidy:
+                return
             with contextlib.suppress(OSError):  # not empty: that is what it is for
                 target.parent.rmdir()
                 target.parent.parent.rmdir()
@@ -133,7 +155,7 @@ class LocalBlobs:
 
     def tidy(self) -> None:
         """Delete what writers that were killed have left, once it is old."""
-        for path in self._temporary.iterdir():
+        for path in list(self._temporary.iterdir()) if self._temporary.exists() else ():
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _OLD:
                     path.unlink()
@@ -226,7 +248,7 @@ class FsspecBlobs:
 
         return self._try(f"look at {path}", look)
 
-    def put(self, path: str, *parts: bytes | memoryview) -> None:
+    def put(self, path: str, *parts: bytes | memoryview, lasting: bool = True) -> None:
         target, data = self._path(path), b"".join(parts)
 
         def write() -> None:
@@ -262,7 +284,7 @@ class FsspecBlobs:
             if found["type"] == "directory"
         )
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, *, tidy: bool = True) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._try(f"delete {path}", lambda: self._fs.rm_file(self._path(path)))
 

@@ -1,19 +1,20 @@
 """Garbage collection and verification of a store.
 
 What no save and no baseline reaches is garbage. A pack of which nothing is needed is first noted as
-unused, and deleted when it has been so for the grace time: a save that is being made meanwhile may
-have found an object there. A pack of which little is needed, and many small packs, are written
-anew, and then become unused themselves.
+unused. When it has been so for the grace time it is doomed, and then deleted, unless somebody saves
+just now who began before that (``claims.py``). A pack of which little is needed, and many small
+packs, are written anew, and then become unused themselves.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sandbox_kernel.errors import SandboxError, StoreDamaged
+from sandbox_kernel.errors import SandboxError, StoreDamaged, StoreError, WorkspaceNotFound
+from sandbox_kernel.workspace import claims
 from sandbox_kernel.workspace.packs import Location
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Totals, totals_of
@@ -35,7 +36,9 @@ class CollectReport:
     packs_rewritten: int = 0
     bytes_freed: int = 0
     waiting: int = 0
-    """Unused packs whose grace time is not over."""
+    """Unused packs whose grace time is not over, or which a save that goes on may need."""
+    saving: int = 0
+    """Saves that went on, and may have kept packs from being deleted."""
 
 
 @dataclass
@@ -46,8 +49,9 @@ class VerifyReport:
     problems: list[str] = field(default_factory=list)
 
 
-def reachable(store: Store) -> set[bytes]:
-    """Every object that a save or a baseline needs. StoreDamaged if one cannot be read."""
+def _below(store: Store, roots: Iterable[bytes]) -> set[bytes]:
+    """Every object that these trees need, themselves included. StoreDamaged if one cannot be
+    read."""
     live: set[bytes] = set()
     memory: dict[bytes, Totals] = {}
 
@@ -59,9 +63,8 @@ def reachable(store: Store) -> set[bytes]:
         for entry in entries:
             live.update(hash_ for _, hash_, _ in entry.pieces())
 
-    for name in store.names(retired=True):
-        for root in store.roots(name):
-            totals_of(read, root, memory, on_entries=learn)
+    for root in roots:
+        totals_of(read, root, memory, on_entries=learn)
     return live
 
 
@@ -69,8 +72,22 @@ def collect(
     store: Store, *, grace: float = GRACE, keep: int = 0, now: Callable[[], float] = time.time
 ) -> CollectReport:
     """Free what nothing needs any more; with ``keep``, only the newest saves of each workspace, so
-    many, count as needed, and the others are deleted. Safe while others save, if ``grace`` is
-    longer than a save takes. Can be broken off at any point."""
+    many, count as needed, and the others are deleted. Safe while others save, whatever ``grace``
+    is. Can be broken off at any point. StoreError if another process does the same."""
+    with claims.claimed(store.blobs, "gc") as claim:
+        for other in claims.claims(store.blobs, but=claim):
+            if other.kind == "gc":
+                raise StoreError(
+                    f"Another process (number {other.pid}, {other.machine.partition(' ')[0]}) "
+                    f"collects the garbage of the store {store.url} just now. Try again when it "
+                    f"has ended."
+                )
+        return _collect(store, grace, keep, now, claim)
+
+
+def _collect(
+    store: Store, grace: float, keep: int, now: Callable[[], float], claim: str
+) -> CollectReport:
     report = CollectReport()
     expired = [
         name for name in store.names(retired=True) if 0 < store.retired(name) <= now() - grace
@@ -82,15 +99,17 @@ def collect(
         for name in store.names(retired=True):
             for id_ in store.ids(name)[:-keep]:
                 report.saves += store.remove(name, id_)
+    store.packs.doom(())
+    # In this order: a save appears when its packs are there.
+    seen = _all_roots(store)
     store.packs.refresh()
     sizes = store.packs.sizes()
-    marks = _marks(store)
-    seen = _all_saves(store)
-    live = reachable(store)
+    unused, doomed = _marks(store, "unused"), _marks(store, "doomed")
+    live = _below(store, seen)
     needed: dict[str, list[tuple[bytes, Location]]] = {name: [] for name in sizes}
     left = set(live)
     # What has been written anew is also in the old pack, until that is deleted.
-    for name in sorted(sizes, key=lambda name: (name in marks, name)):
+    for name in sorted(sizes, key=lambda name: (name in unused, name)):
         for hash_, at in store.packs.records(name):
             if hash_ in left:
                 left.discard(hash_)
@@ -106,27 +125,33 @@ def collect(
         for name, found in needed.items()
         if found and _worth_rewriting(found, sizes.get(name, 0), len(small) > _MANY)
     ]
-    # Saves that were made meanwhile: what they say that they need is not looked at this time.
-    for workspace, id_ in _all_saves(store) - seen:
-        for pack in store.find(workspace, id_).packs:
-            needed.pop(pack, None)
-            rewrite = [name for name in rewrite if name != pack]
-    for name, found in needed.items():
-        if not found:
-            _unused(store, name, sizes[name], marks, grace, now(), report)
-        elif name in marks and name not in rewrite:
-            store.blobs.delete(f"unused/{name}.json")  # it is needed again
     if rewrite:
         _rewrite(store, [item for name in rewrite for item in needed[name]])
         report.packs_rewritten = len(rewrite)
-        for name in rewrite:
-            _unused(store, name, sizes[name], marks, grace, now(), report)
+    garbage = [name for name, found in needed.items() if not found or name in rewrite]
+    for name in {*needed, *unused, *doomed}.difference(garbage):  # needed again, or long gone
+        _unmark(store, name, unused, doomed)
+    ripe = _mark(store, garbage, unused, doomed, grace, now())
+    # In this order: who saves either is seen here, or has been published, or has seen the marks.
+    going_on = claims.claims(store.blobs, but=claim)
+    late = _below(store, _all_roots(store) - seen)
+    report.saving = sum(one.kind == "save" for one in going_on)
+    for name in garbage:
+        if name not in ripe or any(one.since <= ripe[name] + claims.SKEW for one in going_on):
+            report.waiting += 1
+        elif late and any(hash_ in late for hash_, _ in store.packs.records(name)):
+            _unmark(store, name, unused, doomed)
+        else:
+            store.packs.delete(name)
+            _unmark(store, name, unused, doomed)
+            report.packs_deleted += 1
+            report.bytes_freed += sizes[name]
     store.blobs.tidy()
     return report
 
 
-def _all_saves(store: Store) -> set[tuple[str, str]]:
-    return {(name, id_) for name in store.names(retired=True) for id_ in store.ids(name)}
+def _all_roots(store: Store) -> set[bytes]:
+    return {root for name in store.names(retired=True) for root in store.roots(name)}
 
 
 def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_small: bool) -> bool:
@@ -135,36 +160,42 @@ def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_sm
     return sum(at.stored for _, at in found) < _SPARSE * size
 
 
-def _marks(store: Store) -> dict[str, float]:
+def _marks(store: Store, folder: str) -> dict[str, float]:
     found = {}
-    for file in store.blobs.names("unused"):
+    for file in store.blobs.names(folder):
         name = file.removesuffix(".json")
         try:
-            found[name] = float(json.loads(store.blobs.get(f"unused/{file}"))["since"])
+            found[name] = float(json.loads(store.blobs.get(f"{folder}/{file}"))["since"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue  # noted anew
     return found
 
 
-def _unused(
+def _mark(
     store: Store,
-    name: str,
-    size: int,
-    marks: dict[str, float],
+    garbage: Iterable[str],
+    unused: dict[str, float],
+    doomed: dict[str, float],
     grace: float,
     now: float,
-    report: CollectReport,
-) -> None:
-    since = marks.get(name)
-    if grace <= 0 or (since is not None and now - since >= grace):
-        store.packs.delete(name)
+) -> dict[str, float]:
+    """Note what is unused, and what is to be deleted; the latter, with the time since when it is
+    known."""
+    for name in garbage:
+        if name not in unused:
+            unused[name] = now
+            store.blobs.put(f"unused/{name}.json", json.dumps({"since": now}).encode())
+        if name not in doomed and (grace <= 0 or now - unused[name] >= grace):
+            doomed[name] = now
+            store.blobs.put(f"doomed/{name}.json", json.dumps({"since": now}).encode())
+    return doomed
+
+
+def _unmark(store: Store, name: str, unused: dict[str, float], doomed: dict[str, float]) -> None:
+    if doomed.pop(name, None) is not None:
+        store.blobs.delete(f"doomed/{name}.json")
+    if unused.pop(name, None) is not None:
         store.blobs.delete(f"unused/{name}.json")
-        report.packs_deleted += 1
-        report.bytes_freed += size
-        return
-    if since is None:
-        store.blobs.put(f"unused/{name}.json", json.dumps({"since": now}).encode())
-    report.waiting += 1
 
 
 def _rewrite(store: Store, items: Sequence[tuple[bytes, Location]]) -> None:
@@ -184,9 +215,12 @@ def _rewrite(store: Store, items: Sequence[tuple[bytes, Location]]) -> None:
 def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None) -> VerifyReport:
     """Read everything: each object against its hash, each save down to its last chunk."""
     report = VerifyReport()
+    # In this order: a save appears when its packs are there. What appears later is not looked at.
+    saves = [(name, id_) for name in store.names(retired=True) for id_ in store.ids(name)]
     store.packs.refresh()
     whole: set[bytes] = set()
-    for name in sorted(store.packs.names()):
+    looked_at = sorted(store.packs.names())
+    for name in looked_at:
         on_pack(name)
         try:
             report.problems += store.packs.check(name)
@@ -198,21 +232,32 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
         report.packs += 1
     report.objects = len(whole)
     memory: dict[bytes, Totals] = {}
-    for workspace in store.names(retired=True):
-        for id_ in store.ids(workspace):
-            report.saves += 1
-            try:
-                save = store.load(workspace, id_)
-                missing: set[bytes] = set()
+    for workspace, id_ in saves:
+        missing: set[bytes] = set()
 
-                def learn(entries: Sequence[Entry], missing: set[bytes] = missing) -> None:
-                    for entry in entries:
-                        missing.update(h for _, h, _ in entry.pieces() if h not in whole)
+        def learn(entries: Sequence[Entry], missing: set[bytes] = missing) -> None:
+            for entry in entries:
+                missing.update(h for _, h, _ in entry.pieces() if h not in whole)
 
-                totals_of(store.read, bytes.fromhex(save.root), memory, on_entries=learn)
-            except SandboxError as error:
-                report.problems.append(f"{workspace} {id_}: {error}")
-                continue
-            if missing:
-                report.problems.append(f"{workspace} {id_}: {len(missing)} chunks are missing")
+        try:
+            save = store.load(workspace, id_)
+            totals_of(store.read, bytes.fromhex(save.root), memory, on_entries=learn)
+        except WorkspaceNotFound:
+            continue  # deleted or moved meanwhile
+        except SandboxError as error:
+            report.problems.append(f"{workspace} {id_}: {error}")
+        else:
+            gone = _still_missing(store, missing, set(looked_at)) if missing else missing
+            if gone:
+                report.problems.append(f"{workspace} {id_}: {len(gone)} chunks are missing")
+        report.saves += 1
     return report
+
+
+def _still_missing(store: Store, hashes: set[bytes], looked_at: set[str]) -> set[bytes]:
+    """Those of the objects that are in no pack which was written since: a gc may have moved
+    them there."""
+    store.packs.refresh()
+    store.packs.load()
+    found = {hash_: store.packs.find(hash_) for hash_ in hashes}
+    return {hash_ for hash_, at in found.items() if at is None or at.pack in looked_at}

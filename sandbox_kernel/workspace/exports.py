@@ -3,7 +3,7 @@
 Every path is opened component by component without following symlinks. Files are put together
 under another name and then renamed. Of modes only what is harmless is kept, and of symlinks only
 those that stay in the folder. Names that begin with a dot are left out: programs of the host run or
-obey what is in .git/hooks, .bashrc or .ssh.
+obey what is in .git/hooks, .bashrc or .ssh. What is taken away goes to a trash folder.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import contextlib
 import os
 import secrets
 import stat
+import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +24,22 @@ from sandbox_kernel.errors import (
     WorkspaceError,
     WorkspaceRefused,
 )
-from sandbox_kernel.guest.workspace.folders import CREATE, Root, pread_exactly, pwrite_all
-from sandbox_kernel.guest.workspace.layout import CHUNK, RESERVED, chunk_length, digest, name_bytes
+from sandbox_kernel.guest.workspace.folders import CREATE, Root, pwrite_all
+from sandbox_kernel.guest.workspace.known import Signature, signature_of
+from sandbox_kernel.guest.workspace.layout import (
+    CHUNK,
+    RESERVED,
+    chunk_length,
+    name_bytes,
+    name_text,
+)
 from sandbox_kernel.text import printable
+from sandbox_kernel.workspace.claims import claiming
+from sandbox_kernel.workspace.links import hidden_part, why_not
+from sandbox_kernel.workspace.objects import add_tree
+from sandbox_kernel.workspace.onhost import has_contents
 from sandbox_kernel.workspace.reports import (
+    Baseline,
     ExportReport,
     Limits,
     OnProgress,
@@ -34,13 +47,15 @@ from sandbox_kernel.workspace.reports import (
     SaveInfo,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Entry, Totals, walk
+from sandbox_kernel.workspace.trash import Trash
+from sandbox_kernel.workspace.trees import Entry, Totals, plain, same_contents, walk
 
 _MODES = 0o755
 _MOST_LISTED = 20
 Parts = list[bytes]
 
 
+@claiming
 def export(
     store: Store,
     name: str,
@@ -49,8 +64,10 @@ def export(
     at: str = "",
     overwrite: bool = False,
     delete: bool = False,
+    delete_imported: bool = False,
     mirror: bool = False,
     hidden: bool = False,
+    notebook: str = "",
     limits: Limits | None = None,
     progress: OnProgress = lambda progress: None,
 ) -> ExportReport:
@@ -60,22 +77,30 @@ def export(
     that has changed on the host since then is never written over: ExportConflict lists those, and
     nothing is written at all, unless ``overwrite`` is given. ``mirror``: conflicting files are left
     alone and listed in ``skipped``, and all others are written (for a write-back after every save).
-    ``delete`` also removes host files that the sandbox deleted since the baseline, if the host has
-    not changed them. ``hidden`` also writes what is hidden, for who trusts the code that ran.
-    More than ``limits`` allow is refused (QuotaExceeded). No file outside ``folder`` is touched,
-    whatever symlinks are there.
+    ``delete`` also removes host files that the sandbox has deleted, of those that an earlier export
+    had made there; ``delete_imported`` also of those that came from the folder. What the host has
+    changed is not deleted. What is deleted, and what of the host's own is written over, is in the
+    trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden, for who
+    trusts the code that ran. The file ``notebook`` is neither written nor deleted.
+    More than ``limits`` allow is refused (QuotaExceeded), holes included; a mirror leaves out what
+    is too large because of them. Nothing outside ``folder`` is touched, whatever symlinks it has.
     """
     save = store.find(name, at)
-    _check_size(save, store.check(save), limits or Limits())
+    limits = limits or Limits()
+    _check_size(save, store.check(save), limits)
     path = os.path.realpath(folder)
     try:
         os.makedirs(path, exist_ok=True)
         root = Root(path)
     except OSError as error:
         raise WorkspaceError(f"The folder {path} cannot be used: {error}") from error
+    trash = Trash(root.fd, path)
     try:
-        work = _Export(store, save, path, root)
-        work.compare(overwrite=overwrite, delete=delete, hidden=hidden)
+        kept = os.path.relpath(os.path.realpath(notebook), path) if notebook else ""
+        work = _Export(store, save, path, root, trash, kept, mirror, overwrite, hidden, limits)
+        work.compare()
+        if delete:
+            work.find_deleted(imported=delete_imported)
         if work.conflicts and not mirror:
             listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
             raise ExportConflict(
@@ -87,6 +112,7 @@ def export(
     except OSError as error:
         raise WorkspaceError(f"Exporting {name!r} to {path} failed: {error}") from error
     finally:
+        trash.close()
         root.close()
 
 
@@ -106,95 +132,177 @@ class _Export:
     save: SaveInfo
     path: str
     root: Root
+    trash: Trash
+    notebook: str
+    mirror: bool
+    overwrite: bool
+    hidden: bool
+    limits: Limits
     conflicts: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    _before: dict[str, Entry] = field(default_factory=dict)
+    _after: dict[str, Entry] = field(default_factory=dict)
+    _now: dict[str, Entry] = field(default_factory=dict)
+    """What the folder has in the end, as far as that is known: the next baseline."""
+    _made: set[str] = field(default_factory=set)
+    _replaced: set[str] = field(default_factory=set)
     _write: list[tuple[str, Entry]] = field(default_factory=list)
     _links: list[tuple[str, Entry]] = field(default_factory=list)
     _folders: list[tuple[str, Entry]] = field(default_factory=list)
     _delete: list[str] = field(default_factory=list)
-    _hidden: list[str] = field(default_factory=list)
+    _keep: set[str] = field(default_factory=set)
+    """What is the host's own, and will be written over."""
+    _seen: dict[str, Signature | None] = field(default_factory=dict)
+    """What was compared, as it was then."""
     _unchanged: int = 0
+    _started: float = field(default_factory=time.time)
 
     # --- what is to be done
 
-    def compare(self, *, overwrite: bool, delete: bool, hidden: bool) -> None:
-        base, apart = self.store.baseline(self.save.workspace, self.path)
-        before = dict(walk(self.store.read, base)) if base else {}
-        for name in apart:
-            before.pop(name, None)
+    def compare(self) -> None:
+        known = self.store.baseline(self.save.workspace, self.path)
+        self._before = plain(walk(self.store.read, known.root)) if known.root else {}
+        for name in known.apart:
+            self._before.pop(name, None)
+        self._now = dict(self._before)
+        self._made, self._replaced = set(known.made), set(known.replaced)
         after = dict(walk(self.store.read, bytes.fromhex(self.save.root)))
         if folds_names(self.root):
             _refuse_collisions(after)
-        files = {path: _file_of(after, path) for path in after}
-        for path, entry in after.items():
-            if not hidden and _hidden_part(path):
-                if entry.kind != "d" and entry != before.get(path):
-                    self._hidden.append(path)
+        self._after = plain(after.items())
+        lost = [path for path in after if path not in self._after]
+        self.skipped += [f"{printable(p)}: a hard link to what is not there" for p in lost]
+        too_big = self._too_big()
+        hidden: dict[str, None] = {}
+        blocked = ""
+        for path, entry in self._after.items():
+            before = self._before.get(path)
+            if path in too_big or (blocked and path.startswith(blocked)):
+                continue
+            if not self.hidden and hidden_part(path):
+                if entry.kind != "d" and entry != before:
+                    hidden[hidden_part(path)] = None
+            elif path == self.notebook:
+                if not same_contents(entry, before):
+                    self.skipped.append(f"{printable(path)}: the notebook itself is never written")
             elif entry.kind == "d":
-                self._check_folder(path, entry)
+                if not self._check_folder(path, entry):
+                    blocked = path + "/"
             elif entry.kind == "l":
-                self._compare_link(path, entry, before.get(path), overwrite)
+                self._compare_link(path, entry, before)
             else:
-                self._compare_file(path, files[path], _file_of(before, path), overwrite)
-        tops = dict.fromkeys(_hidden_part(path) for path in self._hidden)
-        self.skipped += [f"{printable(top)}: hidden; programs here could obey it" for top in tops]
-        if delete:
-            for path, entry in before.items():
-                if path not in after and entry.kind in "fh" and (hidden or not _hidden_part(path)):
-                    known = _file_of(before, path)
-                    if known is not None and self._same_on_host(path, known):
-                        self._delete.append(path)
+                self._compare_file(path, entry, before)
+        self.skipped += [f"{printable(top)}: hidden; programs here could obey it" for top in hidden]
 
-    def _check_folder(self, path: str, entry: Entry) -> None:
+    def _too_big(self) -> set[str]:
+        """Files to leave out, because with their holes all would be more than is allowed: whoever
+        reads or copies them here may have to do with so many zeros."""
+        files = [(path, entry) for path, entry in self._after.items() if entry.kind == "f"]
+        seeming = sum(entry.size for _, entry in files)
+        files.sort(key=lambda file: file[1].size - file[1].data)
+        left_out: set[str] = set()
+        while seeming > self.limits.max_bytes and files:
+            path, entry = files.pop()
+            if not self.mirror or entry.size == entry.data:
+                raise QuotaExceeded(
+                    f"The files of save {self.save.id} of {self.save.workspace!r} seem to hold "
+                    f"{seeming} bytes, holes included ({printable(path)}: {entry.size}); "
+                    f"{self.limits.max_bytes} are allowed. Nothing was written. If that is what "
+                    f"you want, raise the limit (--max-bytes)."
+                )
+            seeming -= entry.size
+            left_out.add(path)
+            self.skipped.append(f"{printable(path)}: too large with its holes ({entry.size} bytes)")
+        return left_out
+
+    def find_deleted(self, *, imported: bool) -> None:
+        for path, entry in self._before.items():
+            if path in self._after or entry.kind != "f" or path == self.notebook:
+                continue
+            if hidden_part(path) and not self.hidden:
+                continue
+            if imported or path in self._made:
+                self._seen[path] = self._signature(path)
+                if self._same_on_host(path, entry):
+                    self._delete.append(path)
+
+    def _check_folder(self, path: str, entry: Entry) -> bool:
         status = self._status(path)
         if status is None:
             self._folders.append((path, entry))
         elif not stat.S_ISDIR(status.st_mode):
+            if self.mirror:
+                self.conflicts.append(path)
+                return False
             raise WorkspaceRefused(
                 f"{printable(path)} is a folder in the save, but something else (a file, a "
                 f"symlink) in {self.path}. Nothing was written. Move it away."
             )
+        self._now[path] = entry
+        return True
 
-    def _compare_file(
-        self, path: str, entry: Entry | None, before: Entry | None, overwrite: bool
-    ) -> None:
-        if entry is None:
-            self.skipped.append(f"{printable(path)}: a hard link to what is not there")
-            return
-        if before is not None and _contents(before) == _contents(entry):
+    def _compare_file(self, path: str, entry: Entry, before: Entry | None) -> None:
+        if same_contents(entry, before):
             self._unchanged += 1  # the sandbox has not touched it
             return
+        self._seen[path] = self._signature(path)
         status = self._status(path)
         if status is not None and self._same_on_host(path, entry):
             self._unchanged += 1
+            self._now[path] = entry
         elif status is not None and stat.S_ISDIR(status.st_mode):
             self.conflicts.append(path)
-        elif status is None or overwrite or (before and self._same_on_host(path, before)):
+        elif status is None:
+            self._made.add(path)
+            self._replaced.discard(path)
             self._write.append((path, entry))
         else:
-            self.conflicts.append(path)
+            as_known = before is not None and self._same_on_host(path, before)
+            if not (as_known or self.overwrite):
+                self.conflicts.append(path)
+                return
+            if not as_known or path not in self._made | self._replaced:
+                self._keep.add(path)
+                self._made.discard(path)
+                self._replaced.add(path)
+            self._write.append((path, entry))
 
-    def _compare_link(self, path: str, entry: Entry, before: Entry | None, overwrite: bool) -> None:
-        if not stays_inside(path, entry.target):
-            self.skipped.append(f"{printable(path)}: a symlink that leads out of the folder")
-            return
-        if before is not None and before.kind == "l" and before.target == entry.target:
+    def _compare_link(self, path: str, entry: Entry, before: Entry | None) -> None:
+        if same_contents(entry, before):
             self._unchanged += 1
+            return
+        reason = why_not(path, entry.target, self._targets, hidden=self.hidden)
+        if reason:
+            self.skipped.append(f"{printable(path)}: {reason}")
             return
         status = self._status(path)
         if status is None:
             self._links.append((path, entry))
         elif stat.S_ISLNK(status.st_mode):
-            *parents, name = parts_of(path)
-            here = os.readlink(name, dir_fd=self.root.folder(parents))
-            if here == name_bytes(entry.target):
+            here = self._link_on_host(path)
+            if here == entry.target:
                 self._unchanged += 1
-            elif overwrite or (before is not None and name_bytes(before.target) == here):
+                self._now[path] = entry
+            elif self.overwrite or (before is not None and before.target == here):
                 self._links.append((path, entry))
             else:
                 self.conflicts.append(path)
         else:
             self.conflicts.append(path)
+
+    def _targets(self, path: str) -> list[str]:
+        """Where a path may lead: as a symlink of the save, and as one that is here."""
+        found = []
+        entry = self._after.get(path)
+        if entry is not None and entry.kind == "l":
+            found.append(entry.target)
+        with contextlib.suppress(OSError):  # there is no folder: a symlink before it counts
+            found.append(self._link_on_host(path))
+        return found
+
+    def _link_on_host(self, path: str) -> str:
+        *parents, name = parts_of(path)
+        return name_text(os.readlink(name, dir_fd=self.root.folder(parents)))
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
@@ -205,26 +313,32 @@ class _Export:
                 f"(a symlink?) is in the way ({error}). Nothing was written."
             ) from None
 
+    def _signature(self, path: str) -> Signature | None:
+        """What changes when somebody writes a file; None if there is none."""
+        with contextlib.suppress(OSError):
+            status = self.root.status(parts_of(path))
+            return signature_of(status) if status is not None else None
+        return None
+
+    def _is_as_seen(self, path: str) -> bool:
+        """False if the host has changed a file since it was compared, which takes time if there is
+        much: then it is left alone."""
+        if self._signature(path) == self._seen[path]:
+            return True
+        self.conflicts.append(path)
+        self._made.discard(path)
+        self._replaced.discard(path)
+        return False
+
     def _same_on_host(self, path: str, entry: Entry) -> bool:
+        if entry.kind != "f":
+            return False
         try:
             fd = self.root.read(parts_of(path))
         except OSError:
             return False
         try:
-            if os.fstat(fd).st_size != entry.size:
-                return False
-            index = 0
-            for chunk in entry.chunks:
-                for _ in range(chunk if isinstance(chunk, int) else 1):
-                    length = chunk_length(entry.size, index)
-                    data = pread_exactly(fd, length, index * CHUNK)
-                    if isinstance(chunk, int):
-                        if data.strip(b"\0") or len(data) != length:
-                            return False
-                    elif digest(data).hex() != chunk:
-                        return False
-                    index += 1
-            return True
+            return has_contents(fd, entry)
         finally:
             os.close(fd)
 
@@ -237,31 +351,50 @@ class _Export:
                 os.mkdir(name, 0o700, dir_fd=self.root.folder(parents))
         total = sum(entry.size for _, entry in self._write)
         done = 0
+        written = []
         for number, (path, entry) in enumerate(self._write, 1):
-            self._write_file(path, entry)
+            if self._is_as_seen(path):
+                self._write_file(path, entry)
+                written.append((path, entry))
             done += entry.size
             progress(Progress("write", number, done, total))
+        self._write = written
         for path, entry in self._links:
             with self._temporary(path) as (folder, temporary, name):
                 os.symlink(name_bytes(entry.target), temporary, dir_fd=folder)
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        for path in self._delete:
-            *parents, name = parts_of(path)
-            os.unlink(name, dir_fd=self.root.folder(parents))
+        deleted = [path for path in self._delete if self._is_as_seen(path)]
+        for path in deleted:
+            parts = parts_of(path)
+            self.trash.take(self.root.folder(parts[:-1]), parts)
+            del self._now[path]
+        self.trash.tidy()
         for path, entry in reversed(self._folders):
             fd = self.root.folder(parts_of(path))
             os.fchmod(fd, entry.mode & _MODES | 0o700)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
-        root = bytes.fromhex(self.save.root)
-        apart = [*self.conflicts, *self._hidden]
-        self.store.set_baseline(self.save.workspace, self.path, root, apart)
+        self._now.update(self._write)
+        self._now.update(self._links)
+        self._set_baseline()
         return ExportReport(
             self.save,
             [path for path, _ in (*self._write, *self._links)],
-            self._delete,
+            deleted,
             self._unchanged,
             [*self.skipped, *(f"{printable(p)}: changed on the host" for p in self.conflicts)],
+            self.trash.path,
         )
+
+    def _set_baseline(self) -> None:
+        """What is here now is the next baseline."""
+        root = bytes.fromhex(self.save.root)
+        if self._now != self._after:
+            root, _ = add_tree(self.store, self._now)
+        made, replaced = (
+            sorted(paths & self._now.keys()) for paths in (self._made, self._replaced)
+        )
+        baseline = Baseline(root, made=made, replaced=replaced, taken=self._started)
+        self.store.set_baseline(self.save.workspace, self.path, baseline)
 
     def _write_file(self, path: str, entry: Entry) -> None:
         with self._temporary(path) as (folder, temporary, name):
@@ -283,6 +416,8 @@ class _Export:
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
             finally:
                 os.close(fd)
+            if path in self._keep:
+                self.trash.keep(folder, parts_of(path))
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     @contextlib.contextmanager
@@ -299,27 +434,6 @@ class _Export:
 
 def parts_of(path: str) -> Parts:
     return [name_bytes(part) for part in path.split("/")]
-
-
-def _hidden_part(path: str) -> str:
-    """The path up to its first name that begins with a dot; empty if there is none."""
-    parts = path.split("/")
-    for number, part in enumerate(parts, 1):
-        if part.startswith("."):
-            return "/".join(parts[:number])
-    return ""
-
-
-def stays_inside(path: str, target: str) -> bool:
-    """Whether a symlink at ``path`` leads to somewhere in the same folder. ``..`` counts only at
-    the beginning of its target: behind a name that is a symlink itself, it would lead anywhere."""
-    if target.startswith("/"):
-        return False
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    up = 0
-    while up < len(parts) and parts[up] == "..":
-        up += 1
-    return up <= path.count("/") and ".." not in parts[up:]
 
 
 def folds_names(root: Root) -> bool:
@@ -348,15 +462,3 @@ def _refuse_collisions(entries: dict[str, Entry]) -> None:
                 f"{printable(other)} and {printable(path)} are the same file on this file system, "
                 f"so one would overwrite the other. Nothing was written."
             )
-
-
-def _file_of(entries: dict[str, Entry], path: str) -> Entry | None:
-    """The entry with the contents of a file: its own, or that which it is a hard link to."""
-    entry = entries.get(path)
-    if entry is not None and entry.kind == "h":
-        entry = entries.get(entry.target)
-    return entry if entry is not None and entry.kind == "f" else None
-
-
-def _contents(entry: Entry) -> tuple[int, Sequence[str | int]]:
-    return entry.size, entry.chunks

@@ -40,7 +40,7 @@ def identity(text: bytes) -> str:
 @functools.lru_cache(16)
 def rules(text: bytes = b"") -> tuple[Rule, ...]:
     """Rules for the defaults and an ignore file. The last rule that matches a path decides."""
-    lines = text.decode(errors="replace").splitlines()
+    lines = text.decode(errors="surrogateescape").splitlines()  # as names are
     if len(lines) > MOST_LINES:
         raise WorkspaceError(f".sandboxignore has more than {MOST_LINES} lines. Shorten it.")
     return _compiled([*DEFAULTS, *lines])

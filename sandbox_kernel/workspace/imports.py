@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
-from sandbox_kernel.guest.workspace.helper import IGNORE_FILE, MAX_IGNORE
-from sandbox_kernel.guest.workspace.known import Folder
-from sandbox_kernel.guest.workspace.layout import pack
+from sandbox_kernel.guest.workspace.helper import IGNORE_FILE, IgnoreRefused, read_ignore
+from sandbox_kernel.guest.workspace.known import Folder, Item, time_of
 from sandbox_kernel.guest.workspace.scan import Rules, Scan, TooMuch
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace import ignore
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
+from sandbox_kernel.workspace.claims import claiming
+from sandbox_kernel.workspace.objects import Sink
 from sandbox_kernel.workspace.reports import (
+    Baseline,
     Limits,
     OnProgress,
-    Progress,
     SaveInfo,
     SaveReport,
     UploadPolicy,
 )
 from sandbox_kernel.workspace.store import Store
+from sandbox_kernel.workspace.trees import Entry
 
+_GRANULARITY = 2.0
+"""Seconds; file systems may be as coarse as that."""
 _HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
 
 
+@claiming
 def import_folder(
     store: Store,
     name: str,
@@ -43,14 +49,58 @@ def import_folder(
     What was read is remembered as the folder's baseline, so that a later ``export`` to the same
     folder can tell which files have changed on the host since.
     """
-    started = time.monotonic()
+    started, taken = time.monotonic(), time.time()
     path = os.path.realpath(folder)
+    base, hints = store.begin(name)
+    found = scan_folder(store, path, policy, limits, progress)
+    save = SaveInfo(
+        id="",
+        workspace=name,
+        root=found.root.hex(),
+        created=0.0,
+        kind="import",
+        parent=base.id if base is not None else "",
+        notebook=notebook,
+        problems=found.problems,
+        packs=[*hints, *found.packs],
+    )
+    totals = store.check(save)
+    new = base is None or base.root != save.root
+    if new or base is None:
+        save = store.publish(replace(save, files=totals.files, bytes=totals.bytes))
+    else:
+        save = base
+    store.set_baseline(name, path, Baseline(found.root, taken=taken))
+    return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What is in a host folder; its objects are in the store."""
+
+    root: bytes
+    problems: Sequence[str]
+    packs: Sequence[str]
+    new_bytes: int
+
+
+def scan_folder(
+    store: Store,
+    path: str,
+    policy: UploadPolicy | None = None,
+    limits: Limits | None = None,
+    progress: OnProgress = lambda progress: None,
+    *,
+    before: Mapping[str, Entry] | None = None,
+    taken: float = 0.0,
+) -> Scanned:
+    """Read what a policy lets through of a host folder (all, if there is none). A file is not read
+    if its size and time are those that it had ``before``, when that was ``taken``."""
     limits = limits or Limits()
     policy = policy or UploadPolicy("folder", hidden=True)
-    base, hints = store.begin(name)
     writer = store.writer()
-    sink = _Sink(store, writer, progress)
-    scan = Scan(
+    sink = Sink(store, writer, progress)
+    scan = _Scan(
         Folder(),
         _rules(path, policy),
         sink,
@@ -59,6 +109,7 @@ def import_folder(
         max_bytes=limits.max_bytes,
         prune=policy.mode == "globs",
     )
+    scan.before, scan.settled = before or {}, int((taken - _GRANULARITY) * 1e9)
     try:
         root = scan.run(path)
     except TooMuch as error:
@@ -76,69 +127,38 @@ def import_folder(
         writer.abandon()
         raise
     writer.close()
-    save = SaveInfo(
-        id="",
-        workspace=name,
-        root=root.hex(),
-        created=0.0,
-        kind="import",
-        parent=base.id if base is not None else "",
-        notebook=notebook,
-        problems=scan.problems,
-        packs=[*hints, *sink.elsewhere, *writer.names],
-    )
-    totals = store.check(save)
-    new = base is None or base.root != save.root
-    if new or base is None:
-        save = store.publish(replace(save, files=totals.files, bytes=totals.bytes))
-    else:
-        save = base
-    store.set_baseline(name, path, root)
-    return SaveReport(save, new, 0, writer.plain_bytes, time.monotonic() - started)
+    packs = [*sink.elsewhere, *writer.names]
+    return Scanned(root, scan.problems, packs, writer.plain_bytes)
+
+
+class _Scan(Scan):
+    """Of the host's own files: those with the size and time that they had are not read again."""
+
+    before: Mapping[str, Entry]
+    settled = 0
+    """Nanoseconds: what was changed later may have been changed again without a sign of it."""
+
+    def _item(
+        self, fd: int, prefix: str, name: str, status: os.stat_result, known: Item | None
+    ) -> Item | None:
+        was = self.before.get(prefix + name)
+        if (
+            was is not None
+            and was.kind == "f"
+            and stat.S_ISREG(status.st_mode)
+            and (was.size, was.mtime) == (status.st_size, time_of(status))
+            and was.mtime < self.settled
+        ):
+            entry = was._replace(name=name, mode=stat.S_IMODE(status.st_mode))
+            return Item(None, entry.encoded(), entry.data)
+        return super()._item(fd, prefix, name, status, known)
 
 
 def _rules(folder: str, policy: UploadPolicy) -> Rules:
     if policy.mode == "globs":
         return Rules(ignore.only(policy.globs))
     try:
-        with open(os.path.join(folder, IGNORE_FILE), "rb") as file:
-            text = file.read(MAX_IGNORE)
-    except FileNotFoundError:
-        text = b""
-    except OSError as error:
-        raise WorkspaceError(f"{IGNORE_FILE} in {folder} cannot be read: {error}") from error
+        text = read_ignore(folder, follow=True)
+    except IgnoreRefused as error:
+        raise WorkspaceError(str(error)) from error
     return Rules(ignore.rules(text if policy.hidden else _HIDDEN + text))
-
-
-class _Sink:
-    """Stores what a scan finds, if the store lacks it."""
-
-    def __init__(self, store: Store, writer: PackWriter, progress: OnProgress) -> None:
-        self.elsewhere: set[str] = set()
-        self._store = store
-        self._writer = writer
-        self._seen: set[bytes] = set()
-        self._progress = progress
-
-    def chunk(self, hash_: bytes, data: bytes) -> None:
-        self._add(CHUNK_KIND, hash_, data)
-
-    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None:
-        """Nothing is known before an import."""
-
-    def tree(self, hash_: bytes, data: bytes) -> None:
-        self._add(TREE_KIND, hash_, data)
-
-    def progress(self, files: int, size: int) -> None:
-        self._progress(Progress("scan", files, size))
-
-    def _add(self, kind: int, hash_: bytes, data: bytes) -> None:
-        if hash_ in self._seen:
-            return
-        self._seen.add(hash_)
-        at = self._store.packs.find(hash_)
-        if at is not None:
-            self.elsewhere.add(at.pack)
-            return
-        codec, packed = pack(data)
-        self._writer.add(kind, hash_, codec, packed, len(data))

@@ -12,12 +12,13 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
 from typing import NamedTuple
 
-from sandbox_kernel.errors import StoreDamaged
+from sandbox_kernel.errors import StoreDamaged, StoreError
 from sandbox_kernel.guest.workspace.layout import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.tunnel.background import Workers
 from sandbox_kernel.workspace.blobs import Blobs
 
 FOLDER = "packs"
@@ -32,6 +33,7 @@ PACK_SIZE = 16 * 2**20
 _TAIL = 64 * 1024
 _WINDOW, _GAP = 4 * 2**20, 64 * 1024
 _AHEAD = 2
+_LOOKS = 5
 
 
 class Location(NamedTuple):
@@ -60,12 +62,22 @@ class Packs:
         self._lock = threading.RLock()
         self._index: dict[bytes, Location] = {}
         self._loaded: set[str] = set()
+        self._doomed: frozenset[str] = frozenset()
 
     # --- what is there
 
     def find(self, hash_: bytes) -> Location | None:
-        """Where an object is, as far as the packs that were looked into tell."""
-        return self._index.get(hash_)
+        """Where an object is that a save may rely on, as far as the packs that were looked into
+        tell: one in a pack that is about to be deleted does not count."""
+        found = self._index.get(hash_)
+        return None if found is None or found.pack in self._doomed else found
+
+    def doom(self, names: Iterable[str]) -> None:
+        """``gc`` is about to delete these, and no others."""
+        with self._lock:
+            self._doomed = frozenset(names)
+            # Where there is another copy, that one counts.
+            self._forget(self._doomed)
 
     def sizes(self) -> dict[str, int]:
         """Names of all packs in the store, with their sizes."""
@@ -86,20 +98,25 @@ class Packs:
         present = self.names() if present is None else present
         with self._lock:
             gone = self._loaded - present
-            if gone:
-                self._loaded -= gone
-                self._index = {h: at for h, at in self._index.items() if at.pack not in gone}
+            self._forget(gone)
             return bool(gone)
+
+    def _forget(self, names: Collection[str]) -> None:
+        if not self._loaded.isdisjoint(names):
+            self._loaded -= set(names)
+            self._index = {h: at for h, at in self._index.items() if at.pack not in names}
 
     def load(self, names: Iterable[str] | None = None) -> None:
         """Look into these packs, or into all."""
         with self._lock:
-            wanted = [
-                n for n in (self.names() if names is None else names) if n not in self._loaded
-            ]
+            there = self.names() if names is None else names
+            # What is doomed comes last: an object is taken from where it was found first.
+            wanted = sorted(
+                (n for n in there if n not in self._loaded), key=self._doomed.__contains__
+            )
             if not wanted:
                 return
-            with ThreadPoolExecutor(min(16, len(wanted))) as pool:
+            with Workers(min(16, len(wanted))) as pool:
                 for name, records in zip(wanted, pool.map(self._read_index, wanted), strict=True):
                     if records is not None:
                         self._add(name, records)
@@ -143,17 +160,43 @@ class Packs:
 
     def read(self, hash_: bytes) -> bytes:
         """The contents of an object, verified."""
-        location = self._find_or_load(hash_)
-        data = self._blobs.get_range(pack_path(location.pack), location.offset, location.stored)
-        return bytes(self._verified(hash_, location, data).plain)
+        for _ in range(_LOOKS):
+            location = self._find_or_load(hash_)
+            try:
+                data = self._blobs.get_range(
+                    pack_path(location.pack), location.offset, location.stored
+                )
+            except FileNotFoundError:  # another process has written it anew, and deleted the pack
+                self.refresh()
+                continue
+            return bytes(self._verified(hash_, location, data).plain)
+        raise self._moving()
 
     def read_many(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
         """Objects in the order in which they lie in the packs, each once and verified, with reads
         as large as is sensible, a little ahead of the caller."""
+        left = dict.fromkeys(hashes)
+        for _ in range(_LOOKS):
+            try:
+                for stored in self._read_windows(list(left)):
+                    del left[stored.hash]
+                    yield stored
+                return
+            except FileNotFoundError:  # as in ``read``
+                self.refresh()
+        raise self._moving()
+
+    def _moving(self) -> StoreError:
+        return StoreError(
+            f"The store {self._blobs.url} was cleaned up again and again while it was read. Try "
+            f"again when `sandbox-kernel workspace gc` has ended."
+        )
+
+    def _read_windows(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
         wanted = {hash_: self._find_or_load(hash_) for hash_ in hashes}
         order = sorted(wanted.items(), key=lambda item: (item[1].pack, item[1].offset))
         windows = list(_windows(order))
-        with ThreadPoolExecutor(_AHEAD) as pool:
+        with Workers(_AHEAD) as pool:
             reads: list[Future[bytes]] = []
             for number, window in enumerate(windows):
                 while len(reads) < min(number + 1 + _AHEAD, len(windows)):
@@ -231,7 +274,7 @@ class PackWriter:
         self._size = len(MAGIC)
         self._records: list[tuple[bytes, Location]] = []
         self._name = new_pack_name()
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = Workers(1)
         self._writing: Future[None] | None = None
         self._written: list[tuple[str, list[tuple[bytes, Location]]]] = []
 

@@ -39,12 +39,17 @@ from sandbox_kernel.guest.workspace.offer import GONE, OFFER_SIZE
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
+from sandbox_kernel.workspace.patience import Patience
 from sandbox_kernel.workspace.reports import Limits, Progress, SaveInfo
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Totals, totals_of
 
 _MOST_OFFERS = 4096
 _MOST_TREES = 512 * 2**20
+_FREE_TREES, _MOST_RATIO = 64 * 2**20, 64
+"""Bytes of trees that may be unpacked from however little, and how many from each byte that came
+beyond that: names and hashes do not compress so well."""
+_MOST_IGNORES = 4
 _SLACK = 64 * 2**20
 _MOST_PROBLEMS = 200
 
@@ -76,8 +81,9 @@ class Receiver:
         limits: Limits,
         progress: Callable[[Progress], object] = lambda progress: None,
     ) -> None:
-        self.trees: dict[bytes, bytes] = {}
-        """Trees that came in this conversation."""
+        self.trees: dict[bytes, tuple[int, bytes]] = {}
+        """Trees that came in this conversation, packed as they came: unpacked, a few bytes can be
+        very many."""
         self._messages = messages
         self._store = store
         self._sandbox = sandbox
@@ -92,8 +98,14 @@ class Receiver:
         self._totals: dict[bytes, Totals] = {}
         self.elsewhere: set[str] = set()
         """Packs that had objects already which this workspace did not know."""
+        self.relied_on: set[str] = set()
+        """Packs with objects that the sandbox was told not to send."""
         self._expected: deque[tuple[int, bytes]] = deque()
-        self._tree_bytes = self._chunk_bytes = 0
+        self._tree_bytes = self._packed_bytes = self._chunk_bytes = 0
+        # Twice, as files change while they are read: folders, files and chunks, at the most.
+        self._offers_left = 2 * (3 * limits.max_files + limits.max_bytes // CHUNK) + _MOST_OFFERS
+        self._ignores_left = _MOST_IGNORES
+        self._patience = Patience(messages.sock)
 
     def run(self, folder: str) -> Found:
         """Ask for the tree of a folder in the sandbox. The caller must answer with ``agree`` when
@@ -138,7 +150,11 @@ class Receiver:
 
     def read(self, hash_: bytes) -> bytes:
         """A tree that came just now, or that the store has."""
-        return self.trees.get(hash_) or self._store.read(hash_)
+        return self._came(hash_) or self._store.read(hash_)
+
+    def _came(self, hash_: bytes) -> bytes | None:
+        packed = self.trees.get(hash_)
+        return None if packed is None else bytes(unpack(*packed, MAX_TREE))
 
     def _receive(self) -> tuple[int, bytes | bytearray]:
         try:
@@ -150,6 +166,10 @@ class Receiver:
         count, rest = divmod(len(payload), OFFER_SIZE)
         if rest or not 0 < count <= _MOST_OFFERS or len(self._expected) > 64 * _MOST_OFFERS:
             raise self._refused("an offer that makes no sense")
+        self._offers_left -= count
+        if self._offers_left < 0:
+            raise self._refused("offers without end")
+        self._patience.moved()
         answer = bytearray(count)
         for number in range(count):
             at = number * OFFER_SIZE
@@ -177,7 +197,11 @@ class Receiver:
             assert self._base is not None
             self._catalog_read = True
             self._store.check(self._base)
-        return hash_ in held and self._store.packs.find(hash_) is not None
+        at = self._store.packs.find(hash_)
+        if hash_ not in held or at is None:
+            return False
+        self.relied_on.add(at.pack)
+        return True
 
     def _object(self, payload: bytes | bytearray) -> None:
         if not self._expected or not payload:
@@ -195,11 +219,13 @@ class Receiver:
             raise self._refused("an object with another SHA-256 than it was offered with")
         if kind == TREE_KIND:
             self._tree_bytes += len(plain)
-            self.trees[hash_] = bytes(plain)
+            self._packed_bytes += len(data)
+            self.trees[hash_] = codec, bytes(data)
         else:
             self._chunk_bytes += len(plain)
             self._chunks[hash_] = len(plain)
-        if self._tree_bytes > _MOST_TREES or self._chunk_bytes > self._limits.max_bytes + _SLACK:
+        most = min(_MOST_TREES, _FREE_TREES + _MOST_RATIO * self._packed_bytes)
+        if self._tree_bytes > most or self._chunk_bytes > self._limits.max_bytes + _SLACK:
             raise self._refused("more than it may")
         if self._writer is not None:
             at = self._store.packs.find(hash_)
@@ -207,13 +233,20 @@ class Receiver:
                 self._writer.add(kind, hash_, codec, data, len(plain))
             else:
                 self.elsewhere.add(at.pack)
+        self._patience.moved()
         self._progress(Progress("receive", len(self._chunks), self._chunk_bytes + self._tree_bytes))
 
     def _note(self, payload: bytes | bytearray) -> None:
         note = self._json(payload)
-        self._progress(Progress("scan", counted(note.get("files")), counted(note.get("bytes"))))
+        files, size = counted(note.get("files")), counted(note.get("bytes"))
+        # More than it may have it cannot have looked at.
+        self._patience.told(min(files, self._limits.max_files), min(size, self._limits.max_bytes))
+        self._progress(Progress("scan", files, size))
 
     def _ignore(self, text: bytes) -> None:
+        self._ignores_left -= 1
+        if self._ignores_left < 0:
+            raise self._refused("one .sandboxignore after the other")
         try:
             compiled = ignore.rules(text)
         except WorkspaceError:
@@ -250,7 +283,7 @@ class Receiver:
         return Found(root, totals, problems)
 
     def _tree(self, hash_: bytes) -> bytes:
-        data = self.trees.get(hash_)
+        data = self._came(hash_)
         if data is None:
             if not self._known(TREE_KIND, hash_):
                 raise WorkspaceRefused("it refers to a tree that was never sent")

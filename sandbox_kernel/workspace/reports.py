@@ -12,7 +12,8 @@ DEFAULT_MAX_FILES = 500_000
 
 @dataclass(frozen=True)
 class Limits:
-    """Quotas of one workspace. Holes of sparse files do not count."""
+    """Quotas of one workspace. Holes of sparse files do not count, up to a bound (``trees``); for
+    an export they do."""
 
     max_bytes: int = DEFAULT_MAX_BYTES
     max_files: int = DEFAULT_MAX_FILES
@@ -86,10 +87,12 @@ class SaveReport:
     new_bytes: int
     """Bytes of file contents that the store did not have."""
     seconds: float
+    also: Sequence[str] = ()
+    """What the save itself does not know: what of it could not be written to the host."""
 
     @property
     def problems(self) -> Sequence[str]:
-        return self.save.problems
+        return [*self.save.problems, *self.also]
 
     def __str__(self) -> str:
         if not self.new:
@@ -133,6 +136,38 @@ class ExportReport:
     unchanged: int
     skipped: Sequence[str] = ()
     """What has no place on the host as it is, and why."""
+    trash: str = ""
+    """The folder in which what was replaced or deleted is kept; empty if there was nothing."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a host folder had at its last import or export, as the store keeps it."""
+
+    root: bytes = b""
+    """The tree; empty if there was no import or export."""
+    apart: Sequence[str] = ()
+    """Paths for which that is not so (of older versions)."""
+    made: Sequence[str] = ()
+    """Files that an export made where none was: the sandbox's, not the host's."""
+    replaced: Sequence[str] = ()
+    """Files of the host that an export has written over since."""
+    taken: float = 0.0
+    """When the folder was read or written."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What ``update_from_folder`` brought into a workspace."""
+
+    save: SaveInfo
+    taken: Sequence[str] = ()
+    """New and changed files of the host."""
+    deleted: Sequence[str] = ()
+    """What was deleted on the host."""
+    conflicts: Sequence[str] = ()
+    """What was changed on the host and in the sandbox: the workspace keeps the sandbox's."""
+    problems: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

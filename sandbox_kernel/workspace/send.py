@@ -26,6 +26,7 @@ from sandbox_kernel.guest.workspace.messages import (
     Stalled,
 )
 from sandbox_kernel.text import printable
+from sandbox_kernel.workspace.patience import Patience
 from sandbox_kernel.workspace.receive import counted, failure, parse_object
 from sandbox_kernel.workspace.reports import Limits, Progress, SaveInfo
 from sandbox_kernel.workspace.store import Store
@@ -129,15 +130,16 @@ class Sender:
         except Ended:
             pass  # the sandbox has closed the connection while we wrote: it may have said why
         try:
-            return self._outcome()
+            return self._outcome(len(plan.files))
         except (ValueError, KeyError, TypeError) as error:
             raise WorkspaceRefused(
                 f"Sandbox {self._sandbox!r} sent something that makes no sense ({error}) instead "
                 f"of how bringing its files in went. Its files may be as they were, or not."
             ) from None
 
-    def _outcome(self) -> Sent:
+    def _outcome(self, most_files: int) -> Sent:
         """What the sandbox says in the end. ValueError and the like if that is nonsense."""
+        patience = Patience(self._messages.sock, files=1)
         while True:
             kind, payload = self._messages.receive()
             value = parse_object(payload)
@@ -149,7 +151,9 @@ class Sender:
                 return Sent(tree, counted(value["files"]), counted(value["deleted"]), problems)
             if kind != NOTE:
                 raise ValueError(f"a message of kind {kind}")
-            self._progress(Progress("apply", counted(value.get("files")), 0))
+            files = counted(value.get("files"))
+            patience.told(min(files, most_files), 0)
+            self._progress(Progress("apply", files, 0))
 
     def _send(self, plan: Plan) -> None:
         send = self._messages.send_json

@@ -6,7 +6,10 @@
     workspaces/<name>/failures/<id>.json    a save that could not be made, and why
     workspaces/<name>/baselines/<x>.json    what a host folder had at its last import or export
     workspaces/<name>/retired.json          since when the workspace has no notebook any more
+    workspaces/<name>/notebook.json         which notebook it belongs to (identity.py)
     unused/<pack>.json                      since when nothing has needed a pack
+    doomed/<pack>.json                      since when it is to be deleted: no save relies on it
+    claims/<x>.json                         who saves, or collects garbage, just now
 
 Nothing is ever changed in place, and no two writers write the same file: saves of two processes
 are both there. A save appears when its packs are complete.
@@ -14,56 +17,43 @@ are both there. A save appears when its packs are complete.
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import json
+import logging
 import os
-import re
-import secrets
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from sandbox_kernel.errors import (
+    PacksGone,
     StoreDamaged,
     StoreError,
     WorkspaceExists,
     WorkspaceNotFound,
 )
 from sandbox_kernel.paths import data_dir
+from sandbox_kernel.workspace import claims
 from sandbox_kernel.workspace.blobs import Blobs, FsspecBlobs, LocalBlobs, open_blobs
+from sandbox_kernel.workspace.changes import changes
+from sandbox_kernel.workspace.ids import is_id, new_id
 from sandbox_kernel.workspace.names import check_workspace_name
 from sandbox_kernel.workspace.packs import Packs, PackWriter
-from sandbox_kernel.workspace.reports import Change, FailedSave, SaveInfo
-from sandbox_kernel.workspace.trees import Entry, Totals, entries_of, totals_of, walk
+from sandbox_kernel.workspace.reports import Baseline, Change, FailedSave, SaveInfo
+from sandbox_kernel.workspace.trees import Catalog, Entry, Totals, entries_of, totals_of, walk
 
 FORMAT = "sandbox-kernel workspace store"
 VERSION = 1
 MOST_HINTS = 1000
 MOST_FAILURES = 20
-_ID = re.compile(r"[0-9]{8}t[0-9]{6}-[0-9]{9}-[0-9a-f]{6}")
+_RACES = 5
+log = logging.getLogger("sandbox_kernel")
 _FIELDS = {f.name for f in fields(SaveInfo)}
 _FAILED_FIELDS = {f.name for f in fields(FailedSave)}
-
-
-@dataclass
-class Catalog:
-    """What this process knows to be in one workspace: it never has to be asked for again."""
-
-    totals: dict[bytes, Totals] = field(default_factory=dict)
-    """Of folders."""
-    trees: set[bytes] = field(default_factory=set)
-    """Folders, and the pages of large ones."""
-    chunks: dict[bytes, int] = field(default_factory=dict)
-    """Hash -> length."""
-
-    def learn(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            for _, hash_, length in entry.pieces():
-                self.chunks[hash_] = length
 
 
 class Store:
@@ -76,6 +66,8 @@ class Store:
         self.packs = Packs(blobs)
         self.id = self._identity()
         self._catalogs: dict[str, Catalog] = {}
+        self._whole: set[str] = set()
+        self._broken: set[str] = set()
         self._lock = threading.Lock()
 
     @classmethod
@@ -110,7 +102,7 @@ class Store:
         """Ids of all saves of a workspace, oldest first."""
         found = self.blobs.names(f"workspaces/{check_workspace_name(name)}/saves")
         ids = (file.removesuffix(".json") for file in found if file.endswith(".json"))
-        return sorted(id_ for id_ in ids if _ID.fullmatch(id_))
+        return sorted(id_ for id_ in ids if is_id(id_))
 
     def saves(self, name: str) -> Sequence[SaveInfo]:
         """All saves of a workspace, oldest first; empty if there is none."""
@@ -118,8 +110,13 @@ class Store:
 
     def latest(self, name: str) -> SaveInfo | None:
         """The newest save, or None."""
-        ids = self.ids(name)
-        return self.load(name, ids[-1]) if ids else None
+        for _ in range(_RACES):
+            ids = self.ids(name)
+            if not ids:
+                return None
+            with suppress(WorkspaceNotFound):  # removed just now
+                return self.load(name, ids[-1])
+        raise WorkspaceNotFound(f"The saves of {name!r} are being removed by another process.")
 
     def find(self, name: str, at: str = "") -> SaveInfo:
         """The newest save, or the one whose id is or begins with ``at``. WorkspaceNotFound."""
@@ -156,24 +153,25 @@ class Store:
         except (TypeError, ValueError, KeyError) as error:
             raise StoreDamaged(f"The save {path} in {self.url} is damaged: {error}.") from error
 
-    def publish(self, save: SaveInfo) -> SaveInfo:
+    def publish(self, save: SaveInfo, needs: Collection[str] = ()) -> SaveInfo:
         """Add a save, whose objects must be in the store; its id is made here. A workspace that
-        was retired is not so any more. StoreError if packs were deleted meanwhile."""
+        was retired is not so any more. PacksGone if one of the packs that it ``needs`` was deleted
+        meanwhile; ``SaveInfo.packs`` is only a hint."""
         name = check_workspace_name(save.workspace)
         ids = self.ids(name)
         parent = ids[-1] if ids else ""
-        id_ = _new_id(parent)
+        id_ = new_id(parent)
         made = replace(
             save, id=id_, parent=save.parent or parent, created=save.created or time.time()
         )
         made = replace(made, packs=list(dict.fromkeys(made.packs))[-MOST_HINTS:])
         values = asdict(made)
         self._put(_save_path(name, id_), {**values, "sha256": _checksum(values)})
-        if set(made.packs) - self.packs.names():
+        if set(needs) - self.packs.names():
             self.blobs.delete(_save_path(name, id_))
-            raise StoreError(
-                f"The store {self.url} was cleaned up while {name!r} was being saved, with a grace "
-                f"time that was too short. Nothing was saved; save again."
+            raise PacksGone(
+                f"The store {self.url} was cleaned up, or deleted, while {name!r} was being saved. "
+                f"Nothing was saved; save again."
             )
         self.revive(name)
         return made
@@ -181,7 +179,7 @@ class Store:
     def note_failure(self, name: str, backend: str, sandbox: str, error: Exception) -> None:
         """A save of this workspace has failed: keep that with its history. Of many, the last."""
         ids = self.ids(name)
-        id_ = _new_id(ids[-1] if ids else "")
+        id_ = new_id(ids[-1] if ids else "")
         failed = FailedSave(id_, time.time(), backend, sandbox, str(error))
         self._put(_failure_path(name, id_), asdict(failed))
         for old in self._failure_ids(name)[:-MOST_FAILURES]:
@@ -211,7 +209,7 @@ class Store:
             if save is not None:
                 self.check(save)
         old = bytes.fromhex(before.root) if before is not None else b""
-        return list(_changes(self, old, bytes.fromhex(after.root), ""))
+        return list(changes(self.read, old, bytes.fromhex(after.root), ""))
 
     def restore(self, name: str, at: str) -> SaveInfo:
         """Make an earlier save's files the newest save. Nothing of the history is lost."""
@@ -239,15 +237,23 @@ class Store:
                     f"`sandbox-kernel workspace rm {new}`."
                 )
             self.remove(new)
-        for id_ in ids:
-            self._copy_save(self.load(name, id_), new, notebook)
+        while ids:  # saves may come while it is done
+            for id_ in ids:
+                self.move_save(self.load(name, id_), new, notebook)
+            ids = self.ids(name)
         for kept in ("baselines", "failures"):
             for file in self.blobs.names(f"workspaces/{name}/{kept}"):
                 data = self.blobs.get(f"workspaces/{name}/{kept}/{file}")
                 self.blobs.put(f"workspaces/{new}/{kept}/{file}", data)
         self.revive(new)
-        self.remove(name)
+        self._forget(name)
         return True
+
+    def move_save(self, save: SaveInfo, new: str, notebook: str = "") -> None:
+        """Bring one save to another workspace. No error if it has been moved there already."""
+        if save.id in self.ids(save.workspace):
+            self._copy_save(save, new, notebook)
+            self.blobs.delete(_save_path(save.workspace, save.id))
 
     def copy(self, name: str, new: str, notebook: str = "") -> bool:
         """A second workspace, which begins with the newest save of the first. False if there is
@@ -296,14 +302,20 @@ class Store:
         for id_ in ids:
             self.blobs.delete(_save_path(name, id_))
         if not at:
-            for file in self.blobs.names(f"workspaces/{name}/baselines"):
-                self.blobs.delete(f"workspaces/{name}/baselines/{file}")
-            for failed in self._failure_ids(name):
-                self.blobs.delete(_failure_path(name, failed))
-            self.blobs.delete(f"workspaces/{name}/retired.json")
+            self._forget(name)
         with self._lock:
             self._catalogs.pop(name, None)
         return bool(ids)
+
+    def _forget(self, name: str) -> None:
+        """All that is kept beside the saves of a workspace."""
+        for kept in ("baselines", "failures"):
+            for file in self.blobs.names(f"workspaces/{name}/{kept}"):
+                self.blobs.delete(f"workspaces/{name}/{kept}/{file}")
+        for file in ("retired.json", "notebook.json"):
+            self.blobs.delete(f"workspaces/{name}/{file}")
+        with self._lock:
+            self._catalogs.pop(name, None)
 
     # --- what is in a save
 
@@ -347,44 +359,99 @@ class Store:
                 self._catalogs.pop(next(iter(self._catalogs)))
             return self._catalogs.setdefault(name, Catalog())
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around all that makes a save or a baseline: ``gc`` deletes nothing then that was there
+        in the beginning, and what it was about to delete is not relied on."""
+        with claims.claimed(self.blobs, "save"):
+            self.packs.doom(self.doomed())
+            yield
+
     def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
-        """Before a save is made: the newest save, and which packs of it are still there. What
-        other processes have deleted is forgotten."""
+        """Before a save is made, within ``saving``: the newest save, and which packs of it are
+        still there. What other processes have deleted is forgotten."""
         present = self.packs.names()
-        if self.packs.refresh(present):
-            with self._lock:
-                self._catalogs.clear()
+        if self.packs.refresh(present) or not present:
+            self._look_again()
         base = self.latest(name)
         if base is None:
             return None, ()
         hints = [pack for pack in base.packs if pack in present]
         self.packs.load(hints)
+        if base.root in self._broken or (len(hints) < len(base.packs) and not self._is_whole(base)):
+            return None, ()  # somebody has deleted packs by hand: all is needed anew
         return base, hints
+
+    def distrust(self, save: SaveInfo) -> None:
+        """The store lacks some of a save: do not build on it."""
+        self._broken.add(save.root)
+        self.forget()
+
+    def forget(self) -> None:
+        """Rely on nothing that was known of the store."""
+        with self._lock:
+            self._catalogs.clear()
+            self._whole.clear()
+        self.packs.refresh(set())
+
+    def _look_again(self) -> None:
+        """Something was deleted; perhaps the whole store, by somebody who wanted it empty."""
+        with self._lock:
+            self._catalogs.clear()
+            self._whole.clear()
+        before, self.id = self.id, self._identity()
+        if before != self.id:
+            log.warning("The store %s was deleted, and is made anew.", self.url)
+
+    def _is_whole(self, save: SaveInfo) -> bool:
+        """Whether the store has all that a save needs, as far as the indexes of its packs tell."""
+        if save.root in self._whole:
+            return True
+        chunks: set[bytes] = set()
+
+        def learn(entries: Sequence[Entry]) -> None:
+            chunks.update(hash_ for entry in entries for _, hash_, _ in entry.pieces())
+
+        try:
+            self.packs.load()
+            totals_of(self.read, bytes.fromhex(save.root), {}, on_entries=learn)
+        except StoreDamaged:
+            return False
+        whole = all(self.packs.find(hash_) is not None for hash_ in chunks)
+        if whole:
+            self._whole.add(save.root)
+        return whole
+
+    def doomed(self) -> set[str]:
+        """Packs that ``gc`` has decided to delete."""
+        return {file.removesuffix(".json") for file in self.blobs.names("doomed")}
 
     def writer(self) -> PackWriter:
         return PackWriter(self.blobs, self.packs)
 
     # --- baselines
 
-    def baseline(self, name: str, folder: str) -> tuple[bytes, Sequence[str]]:
-        """The tree that a host folder had at its last import or export, and the paths for which
-        that is not so; an empty hash if there was none."""
+    def baseline(self, name: str, folder: str) -> Baseline:
+        """What is known of a host folder; an empty one if nothing is."""
         try:
             found = self._json(_baseline_path(name, folder))
         except FileNotFoundError:
-            return b"", ()
-        return bytes.fromhex(found["root"]), found["apart"]
+            return Baseline()
+        lists = {key: found.get(key, ()) for key in ("apart", "made", "replaced")}
+        return Baseline(bytes.fromhex(found["root"]), taken=found.get("taken", 0.0), **lists)
 
-    def set_baseline(self, name: str, folder: str, root: bytes, apart: Sequence[str] = ()) -> None:
-        value = {"folder": folder, "root": root.hex(), "apart": list(apart)}
+    def set_baseline(self, name: str, folder: str, baseline: Baseline) -> None:
+        value = {**asdict(baseline), "folder": folder, "root": baseline.root.hex()}
         self._put(_baseline_path(name, folder), value)
 
     def roots(self, name: str) -> Iterator[bytes]:
         """Every tree that must be kept for a workspace."""
-        for save in self.saves(name):
-            yield bytes.fromhex(save.root)
+        for id_ in self.ids(name):
+            with suppress(WorkspaceNotFound):  # removed just now
+                yield bytes.fromhex(self.load(name, id_).root)
         for file in self.blobs.names(f"workspaces/{name}/baselines"):
-            yield bytes.fromhex(self._json(f"workspaces/{name}/baselines/{file}")["root"])
+            with suppress(FileNotFoundError):
+                yield bytes.fromhex(self._json(f"workspaces/{name}/baselines/{file}")["root"])
 
     # --- small files
 
@@ -400,50 +467,6 @@ class Store:
 
     def _put(self, path: str, value: dict[str, Any]) -> None:
         self.blobs.put(path, json.dumps(value, indent=1).encode() + b"\n")
-
-
-def _changes(store: Store, old: bytes, new: bytes, prefix: str) -> Iterator[Change]:
-    if old == new:
-        return
-    before = {entry.name: entry for entry in entries_of(store.read, old)} if old else {}
-    after = {entry.name: entry for entry in entries_of(store.read, new)} if new else {}
-    for name in sorted(before.keys() | after.keys()):
-        was, now = before.get(name), after.get(name)
-        if was == now:
-            continue
-        path = prefix + name
-        inner_old = was.tree if was is not None and was.kind == "d" else b""
-        inner_new = now.tree if now is not None and now.kind == "d" else b""
-        slash = "/" if inner_old or inner_new else ""
-        if was is None or now is None or was.kind != now.kind:
-            if was is not None:
-                yield Change("removed", path + ("/" if inner_old else ""), was.size, 0)
-            if now is not None:
-                yield Change("added", path + ("/" if inner_new else ""), 0, now.size)
-        elif slash:
-            if was.mode != now.mode:
-                yield Change("meta", path + "/")
-        else:
-            same = (was.chunks, was.target, was.size) == (now.chunks, now.target, now.size)
-            yield Change("meta" if same else "changed", path, was.size, now.size)
-        yield from _changes(store, inner_old, inner_new, path + "/")
-
-
-def _new_id(after: str) -> str:
-    """An id that sorts behind another one, even if the clock went back."""
-    now = time.time_ns()
-    made = _format_id(now)
-    if after and made[:25] <= after[:25]:
-        then = time.strptime(after[:15], "%Y%m%dt%H%M%S")
-        now = calendar.timegm(then) * 10**9 + int(after[16:25]) + 1
-        made = _format_id(now)
-    return made
-
-
-def _format_id(now: int) -> str:
-    seconds, rest = divmod(now, 10**9)
-    stamp = time.strftime("%Y%m%dt%H%M%S", time.gmtime(seconds))
-    return f"{stamp}-{rest:09d}-{secrets.token_hex(3)}"
 
 
 def _save_path(name: str, id_: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from sandbox_kernel.errors import SandboxError, WorkspaceError
+from sandbox_kernel.errors import PacksGone, StoreDamaged, WorkspaceError
 from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.guest.workspace.messages import Ended, Messages, Stalled
 from sandbox_kernel.sandboxes.base import SandboxHandle
@@ -36,7 +35,10 @@ TARGET = "workspace"
 """The agent's name for what answers here."""
 STALLED_AFTER = 300.0
 """Seconds without a sign of the sandbox after which a transfer is given up."""
+_CLEARING = 2.0
+"""Seconds that a cancelled transfer waits for its thread, which may be waiting for the store."""
 _PROGRESS_INTERVAL = 0.1
+_ATTEMPTS = 3
 _UNBOUNDED = Limits(max_bytes=2**50, max_files=10_000_000)
 T = TypeVar("T")
 
@@ -59,12 +61,14 @@ async def persist(
     kernel: str = "",
     limits: Limits | None = None,
     progress: OnProgress | None = None,
+    stalled_after: float | None = None,
 ) -> SaveReport:
     """Save the files of a sandbox's working folder as the next save of workspace ``name``.
 
     May be awaited on any loop. Costs what has changed since the last save. Cancelling the awaiting
-    task cancels the transfer; the store is then as it was. ``notebook`` and ``kernel`` are only
-    noted in the save. If nothing has changed, no save is made (``SaveReport.new``).
+    task cancels the transfer, within seconds even if the store does not answer; no save appears
+    then. ``notebook`` and ``kernel`` are only noted in the save. If nothing has changed, no save is
+    made (``SaveReport.new``).
 
     Raises QuotaExceeded (with the biggest files), WorkspaceRefused (the sandbox sent what cannot
     be), StoreError (the store cannot be written), or what the tunnel raises.
@@ -80,12 +84,22 @@ async def persist(
         sandbox=sandbox.handle.name,
     )
 
-    def work(sock: socket.socket, told: Callable[[Progress], object]) -> SaveReport:
+    def work(talk: _Talk) -> SaveReport:
         return persist_over(
-            sock, store, facts, sandbox.handle.workdir, limits=limits or Limits(), progress=told
+            talk.sock,
+            store,
+            facts,
+            sandbox.handle.workdir,
+            limits=limits or Limits(),
+            progress=talk.told,
+            go_on=talk.go_on,
         )
 
-    return await background.run(_converse(sandbox, name, work, progress))
+    try:
+        return await background.run(_converse(sandbox, name, work, progress, stalled_after))
+    except StoreDamaged:
+        # What was saved last is not whole any more. It is not built on: all is sent again.
+        return await background.run(_converse(sandbox, name, work, progress, stalled_after))
 
 
 async def hydrate(
@@ -107,10 +121,10 @@ async def hydrate(
     if save is None:
         return HydrateReport(None, 0, 0, 0, 0.0)
 
-    def work(sock: socket.socket, told: Callable[[Progress], object]) -> HydrateReport:
+    def work(talk: _Talk) -> HydrateReport:
         handle = sandbox.handle
         return hydrate_over(
-            sock, store, save, handle.name, handle.workdir, exact=exact, progress=told
+            talk.sock, store, save, handle.name, handle.workdir, exact=exact, progress=talk.told
         )
 
     return await background.run(_converse(sandbox, name, work, progress))
@@ -148,11 +162,34 @@ def persist_over(
     *,
     limits: Limits,
     progress: Callable[[Progress], object] = lambda progress: None,
+    go_on: Callable[[], object] = lambda: None,
 ) -> SaveReport:
-    """Persist over a connection to a helper (``guest/workspace/helper.py``)."""
+    """Persist over a connection to a helper (``guest/workspace/helper.py``). ``go_on`` is called
+    before the save appears, and raises if nobody wants it any more."""
+    messages = Messages(sock)
+    with store.saving():
+        for attempt in range(_ATTEMPTS):
+            try:
+                return _persist_once(messages, store, facts, folder, limits, progress, go_on)
+            except PacksGone:
+                # What the sandbox was told not to send is not there any more: all over again.
+                store.forget()
+                if attempt == _ATTEMPTS - 1:
+                    raise
+    raise AssertionError
+
+
+def _persist_once(
+    messages: Messages,
+    store: Store,
+    facts: SaveInfo,
+    folder: str,
+    limits: Limits,
+    progress: Callable[[Progress], object],
+    go_on: Callable[[], object],
+) -> SaveReport:
     started = time.monotonic()
     name = facts.workspace
-    messages = Messages(sock)
     base, hints = store.begin(name)
     writer = store.writer()
     try:
@@ -167,6 +204,11 @@ def persist_over(
             progress=progress,
         )
         found = receiver.run(folder)
+    except StoreDamaged:
+        writer.abandon()
+        if base is not None:
+            store.distrust(base)
+        raise
     except BaseException:
         writer.abandon()
         raise
@@ -174,6 +216,7 @@ def persist_over(
     root = found.root.hex()
     new = base is None or base.root != root
     if new:
+        go_on()
         save = store.publish(
             replace(
                 facts,
@@ -183,7 +226,8 @@ def persist_over(
                 bytes=found.totals.bytes,
                 problems=found.problems,
                 packs=[*hints, *receiver.elsewhere, *writer.names],
-            )
+            ),
+            {*receiver.relied_on, *receiver.elsewhere, *writer.names},
         )
     else:
         assert base is not None
@@ -233,18 +277,33 @@ def hydrate_over(
     )
 
 
+@dataclass(frozen=True)
+class _Talk:
+    """What the thread of a transfer works with."""
+
+    sock: socket.socket
+    told: Callable[[Progress], object]
+    cancelled: threading.Event
+
+    def go_on(self) -> None:
+        if self.cancelled.is_set():
+            raise Ended("cancelled")
+
+
 async def _converse(
     sandbox: Attached,
     name: str,
-    work: Callable[[socket.socket, Callable[[Progress], object]], T],
+    work: Callable[[_Talk], T],
     progress: OnProgress | None,
+    stalled_after: float | None = None,
 ) -> T:
     """Do the work in a thread of its own, over a stream to the sandbox. On the background loop."""
     loop = asyncio.get_running_loop()
     tunnel = sandbox.tunnel
+    stalled_after = stalled_after or STALLED_AFTER
     sock = tunnel.channel(TARGET, BULK)
-    sock.settimeout(STALLED_AFTER)
-    told = _throttled(loop, progress)
+    sock.settimeout(stalled_after)
+    talk = _Talk(sock, _throttled(loop, progress), threading.Event())
     outcome: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
@@ -257,7 +316,7 @@ async def _converse(
 
     def run() -> None:
         try:
-            result = work(sock, told)
+            result = work(talk)
         except BaseException as error:  # noqa: BLE001  (goes to whoever awaits the call)
             loop.call_soon_threadsafe(settle, None, error)
         else:
@@ -268,13 +327,18 @@ async def _converse(
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
+        talk.cancelled.set()
         quiet_close(sock)
-        with contextlib.suppress(Ended, SandboxError, OSError):
-            await outcome
+        # A call to the store cannot be broken off: what does not end soon ends unheard.
+        done, _ = await asyncio.wait([outcome], timeout=_CLEARING)
+        if not done:
+            outcome.cancel()
+        elif not outcome.cancelled():
+            outcome.exception()  # seen, though nobody is left to be told
         raise
     except Stalled as error:
         raise WorkspaceError(
-            f"The transfer of workspace {name!r} was given up: for {STALLED_AFTER:g} s sandbox "
+            f"The transfer of workspace {name!r} was given up: for {stalled_after:g} s sandbox "
             f"{sandbox.handle.name!r} has not gone on with it ({error}). "
             f"`sandbox-kernel logs {sandbox.handle.name}` may say why. Try again."
         ) from None

@@ -7,12 +7,13 @@ trees that refer to each other can describe more files than there are atoms.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sandbox_kernel.errors import WorkspaceRefused
+from sandbox_kernel.errors import QuotaExceeded, WorkspaceRefused
 from sandbox_kernel.guest.workspace.layout import (
     MAX_DEPTH,
     MAX_LINK,
@@ -21,8 +22,10 @@ from sandbox_kernel.guest.workspace.layout import (
     MAX_SIZE,
     MAX_TREE,
     RESERVED,
+    build_tree,
     chunk_count,
     chunk_length,
+    encode_entry,
     name_bytes,
     name_text,
 )
@@ -32,6 +35,9 @@ Read = Callable[[bytes], bytes]
 """The contents of the object with that hash."""
 MOST_FILES = 10_000_000
 MOST_BYTES = 2**50
+MOST_APPARENT = 64
+"""So many times the bytes that are allowed files may seem to have, with their holes: nothing else
+bounds them, and what reads them as they seem (a copy, a backup, a checksum) takes its time."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -82,6 +88,8 @@ class Totals:
     depth: int = 0
     longest: int = 0
     links: int = 0
+    apparent: int = 0
+    """Bytes of the files as they seem, with their holes."""
 
 
 def parse_tree(data: bytes | memoryview) -> tuple[list[Entry], list[bytes]]:
@@ -147,7 +155,7 @@ def totals_of(
             raise WorkspaceRefused(f"A tree of more than {MAX_DEPTH} folders' depth is refused.")
         entries = entries_of(read, tree)
         on_entries(entries)
-        files = folders = size = deepest = longest = links = 0
+        files = folders = size = deepest = longest = links = apparent = 0
         for entry in entries:
             here = len(name_bytes(entry.name))
             if entry.kind == "d":
@@ -156,11 +164,13 @@ def totals_of(
                 files += inner.files
                 size += inner.bytes
                 links += inner.links
+                apparent += inner.apparent
                 deepest = max(deepest, inner.depth + 1)
                 here += 1 + inner.longest
             else:
                 files += 1
                 size += entry.data
+                apparent += entry.size
                 links += entry.kind == "h"
             longest = max(longest, here)
         if files + folders > most_files or size > most_bytes:
@@ -168,9 +178,15 @@ def totals_of(
                 f"A tree of {files + folders} files and folders with {size} bytes is refused: more "
                 f"than {most_files} or {most_bytes} are not allowed."
             )
+        if apparent > MOST_APPARENT * most_bytes:
+            raise QuotaExceeded(
+                f"Files that seem to have {apparent} bytes, with their holes, are not saved: "
+                f"{MOST_APPARENT} times the {most_bytes} bytes that are allowed is the most. "
+                f"Delete sparse files, list them in .sandboxignore, or raise the quota."
+            )
         if longest > MAX_PATH or deepest > MAX_DEPTH:
             raise WorkspaceRefused("A tree whose paths are too long is refused.")
-        made = memory[tree] = Totals(files, folders, size, deepest, longest, links)
+        made = memory[tree] = Totals(files, folders, size, deepest, longest, links, apparent)
         return made
 
     return total(tree, 0)
@@ -185,19 +201,82 @@ def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry
             yield from walk(read, entry.tree, path + "/")
 
 
+def plain(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
+    """Entries by path, hard links as files of their own; without those to what is not there."""
+    found = dict(entries)
+    for path, entry in list(found.items()):
+        if entry.kind == "h":
+            file = found.get(entry.target)
+            if file is not None and file.kind == "f":
+                found[path] = file._replace(name=entry.name)
+            else:
+                del found[path]
+    return found
+
+
+def build(entries: Mapping[str, Entry], put: Callable[[bytes, bytes], object]) -> bytes:
+    """The hash of a tree of these entries, by path; ``put`` gets the hash and contents of each
+    object. Folders that are missing are made up; the trees of those that are there do not count.
+    What is below something that is no folder is left out."""
+    inside: dict[str, dict[str, Entry]] = {"": {}}
+
+    def folder(path: str) -> dict[str, Entry]:
+        if path not in inside:
+            inside[path] = {}
+            parent, _, name = path.rpartition("/")
+            entry = entries.get(path)
+            if entry is None or entry.kind != "d":
+                entry = Entry(name, "d", 0o755)
+            folder(parent)[name] = entry
+        return inside[path]
+
+    for path, entry in entries.items():
+        above = itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
+        if any(up in entries and entries[up].kind != "d" for up in above):
+            continue
+        if entry.kind == "d":
+            folder(path)
+        else:
+            parent, _, name = path.rpartition("/")
+            folder(parent)[name] = entry
+
+    def make(path: str) -> bytes:
+        found = []
+        for name, entry in inside[path].items():
+            if entry.kind == "d":
+                entry = entry._replace(tree=make(f"{path}/{name}" if path else name))
+            found.append((name_bytes(name), encode_entry(entry.encoded())))
+        hash_, objects = build_tree(sorted(found))
+        for one in objects:
+            put(*one)
+        return hash_
+
+    return make("")
+
+
+def same_contents(one: Entry | None, other: Entry | None) -> bool:
+    """Whether two entries are the same, but for modes and times. Of folders only that they are."""
+    if one is None or other is None:
+        return one is other
+    mine, theirs = ((e.kind, e.size, e.chunks, e.target) for e in (one, other))
+    return mine == theirs
+
+
 def _entry(value: Any) -> Entry:
     try:
         name, kind = _name(value[0]), value[1]
         if kind == "f" and len(value) == 6:
-            size = _integer(value[4], 0, MAX_SIZE)
+            size = checked_integer(value[4], 0, MAX_SIZE)
             chunks = _chunks(value[5], size)
-            return Entry(name, "f", _mode(value[2]), _time(value[3]), size, chunks)
+            return Entry(name, "f", checked_mode(value[2]), checked_time(value[3]), size, chunks)
         if kind == "d" and len(value) == 5:
-            return Entry(name, "d", _mode(value[2]), _time(value[3]), tree=_hash(value[4]))
+            return Entry(
+                name, "d", checked_mode(value[2]), checked_time(value[3]), tree=_hash(value[4])
+            )
         if kind == "l" and len(value) == 4:
-            return Entry(name, "l", mtime=_time(value[2]), target=_link(value[3]))
+            return Entry(name, "l", mtime=checked_time(value[2]), target=checked_link(value[3]))
         if kind == "h" and len(value) == 3:
-            return Entry(name, "h", target=_path(value[2]))
+            return Entry(name, "h", target=checked_path(value[2]))
     except (TypeError, IndexError, KeyError, ValueError, UnicodeError) as error:
         raise WorkspaceRefused(
             f"An entry that cannot be is refused: {printable(repr(value)[:200])} ({error})."
@@ -218,7 +297,8 @@ def _name(value: Any) -> str:
     return value
 
 
-def _path(value: Any) -> str:
+def checked_path(value: Any) -> str:
+    """A path below a folder, as hostile code gives it; TypeError, ValueError or UnicodeError."""
     if not isinstance(value, str) or len(name_bytes(value)) > MAX_PATH:
         raise TypeError("no path")
     for part in value.split("/"):
@@ -226,7 +306,7 @@ def _path(value: Any) -> str:
     return value
 
 
-def _link(value: Any) -> str:
+def checked_link(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a target that is no text")
     raw = name_bytes(value)
@@ -235,18 +315,18 @@ def _link(value: Any) -> str:
     return value
 
 
-def _integer(value: Any, least: int, most: int) -> int:
+def checked_integer(value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError("a number that cannot be")
     return value
 
 
-def _mode(value: Any) -> int:
-    return _integer(value, 0, 0o7777)
+def checked_mode(value: Any) -> int:
+    return checked_integer(value, 0, 0o7777)
 
 
-def _time(value: Any) -> int:
-    return _integer(value, -(2**63), 2**63 - 1)
+def checked_time(value: Any) -> int:
+    return checked_integer(value, -(2**63), 2**63 - 1)
 
 
 def _hash(value: Any) -> bytes:
@@ -268,8 +348,25 @@ def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
         else:
             if type(before) is int:
                 raise ValueError("two holes side by side")
-            count += _integer(chunk, 1, MAX_SIZE)
+            count += checked_integer(chunk, 1, MAX_SIZE)
         before = chunk
     if count != chunk_count(size):
         raise ValueError("chunks that do not make up the size")
     return tuple(value)
+
+
+@dataclass
+class Catalog:
+    """What this process knows to be in one workspace: it never has to be asked for again."""
+
+    totals: dict[bytes, Totals] = field(default_factory=dict)
+    """Of folders."""
+    trees: set[bytes] = field(default_factory=set)
+    """Folders, and the pages of large ones."""
+    chunks: dict[bytes, int] = field(default_factory=dict)
+    """Hash -> length."""
+
+    def learn(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            for _, hash_, length in entry.pieces():
+                self.chunks[hash_] = length

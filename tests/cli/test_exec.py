@@ -116,20 +116,20 @@ def test_exec_timeout(cli: Cli, jail: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        (["nowhere", "--", "true"], "no sandbox 'nowhere'"),
-        (["jail", "--", "no-such-program"], "'no-such-program' could not be run in sandbox"),
-        (["jail", "--cwd", "/nowhere", "--", "true"], "/nowhere"),
-        (["jail", "--env", "A", "--", "true"], "--env takes NAME=VALUE"),
-        (["jail", "--backend", "nowhere", "--", "true"], "no sandbox backend 'nowhere'"),
-        (["../x", "--", "true"], "sandbox"),
+        (["nowhere", "--", "true"], 1, "no sandbox 'nowhere'"),
+        (["jail", "--", "no-such-program"], 1, "'no-such-program' could not be run in sandbox"),
+        (["jail", "--cwd", "/nowhere", "--", "true"], 1, "/nowhere"),
+        (["jail", "--env", "A", "--", "true"], 2, "--env takes NAME=VALUE"),
+        (["jail", "--backend", "nowhere", "--", "true"], 2, "no sandbox backend 'nowhere'"),
+        (["../x", "--", "true"], 1, "sandbox"),
     ],
 )
-def test_exec_errors(cli: Cli, jail: str, arguments: list[str], said: str) -> None:
-    """What cannot be run is exit code 1 and one line that says why."""
+def test_exec_errors(cli: Cli, jail: str, arguments: list[str], code: int, said: str) -> None:
+    """What cannot be run is exit code 1, wrong usage 2, and one line says why."""
     ran = cli("exec", *arguments)
-    assert (ran.returncode, ran.stdout) == (1, "")
+    assert (ran.returncode, ran.stdout) == (code, "")
     assert said in ran.stderr
     assert ran.stderr.count("\n") == 1
 
@@ -159,11 +159,14 @@ def test_run_shows_this_python(cli: Cli, jail: str) -> None:
     assert cli("run", "--", "python", "-c", code).stdout == f"{sys.version_info[:2]}\n"
 
 
-@pytest.mark.parametrize("options", [["--name", "jail"], ["--image", "x"], ["--cpus", "none"]])
-def test_run_refuses(cli: Cli, jail: str, options: list[str]) -> None:
-    """A name that is taken, or a wrong request, is an error, and nothing is made or removed."""
+@pytest.mark.parametrize(
+    ("options", "code"), [(["--name", "jail"], 1), (["--image", "x"], 1), (["--cpus", "none"], 2)]
+)
+def test_run_refuses(cli: Cli, jail: str, options: list[str], code: int) -> None:
+    """A name that is taken, or a wrong request, is an error, and nothing is made or removed. A
+    wrong value is wrong usage, exit code 2, as the help says."""
     ran = cli("run", *options, "--", "true")
-    assert ran.returncode == 1
+    assert ran.returncode == code
     assert cli.names() == [jail]
 
 

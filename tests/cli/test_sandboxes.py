@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -33,11 +34,26 @@ def no_sdk(cli: Cli, tmp_path: Path) -> str:
 
 
 def test_doctor(cli: Cli, jail: str) -> None:
-    """The local backend works here, and leaves nothing of the trial behind."""
-    ran = cli("doctor", "local")
+    """The local backend works here: a kernel was started, whatever settings the environment has,
+    and nothing of the trial is left behind."""
+    ran = cli("doctor", "local", env={"SANDBOX_KERNEL_BACKEND": "islo"})
     assert ran.returncode == 0, ran.stdout
     assert ran.stdout.startswith("local: works\n  v ")
+    assert "  v a kernel starts, and runs a cell\n" in ran.stdout
     assert cli.names() == [jail]
+
+
+def test_doctor_finds_that_no_kernel_starts(cli: Cli, jail: str, tmp_path: Path) -> None:
+    """Jails work, but kernels do not: a module is missing that only they need, as one was on a
+    Python that is too old. The doctor must not say "works", and must say why not."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['sandbox_kernel.kernels'] = None\n"
+    )
+    ran = cli("doctor", "local", env={"PYTHONPATH": str(tmp_path)})
+    assert ran.returncode == 1, ran.stdout
+    assert "local: does not work here\n" in ran.stdout
+    assert "  x no kernel can be started: ModuleNotFoundError" in ran.stdout
+    assert "sandbox_kernel.kernels" in ran.stdout
 
 
 @pytest.mark.slow
@@ -66,8 +82,9 @@ def test_doctor_json(cli: Cli, no_sdk: str, jail: str) -> None:
 def test_doctor_knows_its_patients(cli: Cli) -> None:
     """An unknown backend is an error that lists the known ones."""
     ran = cli("doctor", "nowhere")
-    assert ran.returncode == 1
-    assert "no sandbox backend 'nowhere'; installed are: boxlite, islo, local" in ran.stderr
+    assert ran.returncode == 2
+    assert "no sandbox backend 'nowhere'. Known are: boxlite, islo, local" in ran.stderr
+    assert "installed" not in ran.stderr  # nobody has looked whether they are
 
 
 # --- ps ------------------------------------------------------------------------------------------
@@ -75,7 +92,8 @@ def test_doctor_knows_its_patients(cli: Cli) -> None:
 
 def test_ps_without_sandboxes(cli: Cli) -> None:
     """An empty list is a heading, or an empty JSON list."""
-    assert cli("ps").stdout.split() == ["NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "LIMITS"]
+    heading = ["NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", "LIMITS"]
+    assert cli("ps").stdout.split() == heading
     assert json.loads(cli("ps", "--json").stdout) == []
 
 
@@ -83,7 +101,7 @@ def test_ps(cli: Cli, jail: str) -> None:
     """A running sandbox is a line with its limits; a stopped one is shown with --all only."""
     _, line = cli("ps").stdout.splitlines()
     assert line.split()[:3] == [jail, "local", "running"]
-    assert "memory 512 MiB" in line
+    assert re.search(r" no kernel +\d+/512 MiB +- ", line)
     cli.stop(jail)
     assert cli("ps", "--quiet").stdout == ""
     assert cli("ps", "--quiet", "--all").stdout == f"{jail}\n"
@@ -102,11 +120,51 @@ def test_ps_json(cli: Cli, jail: str) -> None:
         "kernel",
         "kernel_pid",
         "elsewhere",
+        "unsaved",
+        "notebook",
+        "memory_used_mib",
+        "processes",
+        "cpu_seconds",
         "limits",
+        "limits_by",
         "oom_kills",
         "last_kill",
     }
     assert (found["name"], found["kernel"], found["kernel_pid"]) == (jail, False, None)
+    assert (found["limits"]["memory_mib"], found["limits"]["processes"]) == (512, 1024)
+    assert found["limits_by"]["memory_mib"].startswith("512 MiB (")
+    assert 0 < found["memory_used_mib"] < 512
+    assert found["processes"] >= 1
+
+
+def test_stats(cli: Cli, jail: str) -> None:
+    """What a sandbox uses stands beside what it may, for people and for programs."""
+    work = cli.start("exec", jail, "python3", "-c", "while True: pass")
+    try:
+        while (found := json.loads(cli("stats", "--json").stdout)[0])["processes"] < 2:
+            pass
+    finally:
+        work.kill()
+        work.wait()
+    assert found["name"] == jail
+    assert found["cpu_percent"] > 0
+    assert 0 < found["memory_used_mib"] < found["memory_limit_mib"] == 512
+    heading, line = cli("stats", jail[:2]).stdout.splitlines()
+    assert heading.split() == ["NAME", "CPU", "MEMORY", "PROCESSES", "NOTEBOOK"]
+    assert re.match(rf"{jail} +\d+ % +\d+/512 MiB +\d+/1024 +-", line)
+
+
+def test_the_beginning_of_a_name_is_enough(cli: Cli, jail: str) -> None:
+    """Nobody types kernel-1a2b3c4d: what begins only one name means it, and else one is told."""
+    assert cli("exec", "ja", "echo", "here").stdout == "here\n"
+    cli.create("jail-2")
+    assert cli("exec", jail, "echo", "here").stdout == "here\n"
+    ran = cli("exec", "jai", "echo", "here")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "'jai' may mean jail, jail-2. Say more of the name." in ran.stderr
+    assert cli("rm", "jail-").returncode == 0
+    assert cli.names() == [jail]
+    assert "No sandbox has a kernel of the notebook" in cli("logs", "x.ipynb").stderr
 
 
 def test_an_unreadable_record_is_a_note(cli: Cli, jail: str) -> None:
@@ -196,6 +254,26 @@ def test_logs(cli: Cli, jail: str) -> None:
     text = cli("logs", jail).stdout
     assert "it was stopped" in text
     assert cli("logs", "-n", "1", jail).stdout == text.splitlines(keepends=True)[-1]
+
+
+def test_logs_follow(cli: Cli, jail: str) -> None:
+    """logs -f shows what is written while it waits, and ends with the sandbox."""
+    following = cli.start("logs", "-f", jail, stderr=subprocess.PIPE)
+    assert following.stdout is not None
+    try:
+        say = "for i in 1 2 3; do echo line $i; sleep 1; done"
+
+        async def write() -> None:
+            handle = await LocalClient().get(jail)
+            await handle.spawn(["sh", "-c", say], main=True)
+
+        asyncio.run(write())
+        text = following.stdout.read().decode()
+        assert following.wait(60) == 0
+    finally:
+        following.kill()
+        following.communicate()
+    assert [text.count(f"line {i}\n") for i in (1, 2, 3)] == [1, 1, 1]
 
 
 def test_logs_cannot_drive_the_terminal(cli: Cli, jail: str) -> None:

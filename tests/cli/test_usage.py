@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import fields
@@ -11,17 +12,19 @@ import pytest
 
 from sandbox_kernel import __version__
 from sandbox_kernel.cli import main
-from sandbox_kernel.cli.parser import parse, spec_values
+from sandbox_kernel.cli.parser import kernel_values, parse, spec_values
 from sandbox_kernel.cli.text import age, table
 from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.jupyter.configuration import OWN_FIELDS, unknown_variables
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.text import printable
 
 from .running import Cli
 
+_VARIABLE = re.compile(r"\bSANDBOX_KERNEL_[A-Z_]*[A-Z]\b")
 COMMANDS = (
-    *("install", "uninstall", "list", "doctor", "ps", "rm", "pause", "resume"),
-    *("logs", "exec", "shell", "run", "launch", "image", "workspace", "completion"),
+    *("install", "uninstall", "list", "doctor", "ps", "stats", "rm", "pause", "resume"),
+    *("logs", "exec", "shell", "cp", "run", "launch", "image", "workspace", "completion"),
 )
 
 
@@ -56,7 +59,7 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["nonsense"],
         ["ps", "--nonsense"],
         ["exec", "name"],
-        ["exec", "name", "ls"],
+        ["exec", "name", "--timeout", "3"],
         ["run"],
         ["rm"],
         ["rm", "name", "--all"],
@@ -78,6 +81,8 @@ def test_an_error_is_one_line(cli: Cli) -> None:
     """What goes wrong is one line on stderr, without a traceback."""
     ran = cli("logs", "nowhere")
     assert ran.returncode == 1
+    # Backends that were never set up here have no sandboxes, and their advice is none for this.
+    assert "API" not in ran.stderr
     assert ran.stdout == ""
     assert ran.stderr.startswith("sandbox-kernel: There is no sandbox 'nowhere'")
     assert ran.stderr.count("\n") == 1
@@ -120,6 +125,74 @@ def test_nothing_behind_the_dashes_is_looked_into() -> None:
     given = parse(["exec", "name", "--", "ls", "--env", "--", "--help"])
     assert given.command == ["ls", "--env", "--", "--help"]
     assert given.env == []
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("exec name ls -l", ["ls", "-l"]),
+        ("exec name --timeout 3 ls --env x", ["ls", "--env", "x"]),
+        ("exec --time 3 name ls", ["ls"]),
+        ("exec name --env=A=1 ls -- x", ["ls", "--", "x"]),
+        ("--debug run --tty python -c 1", ["python", "-c", "1"]),
+        ("run --memory-mib 512 python", ["python"]),
+        ("shell name python", ["python"]),
+    ],
+)
+def test_the_dashes_may_be_left_out(line: str, command: list[str]) -> None:
+    """`exec NAME ls -l` is what everybody types first. Our own options stand before the command;
+    what follows its first word is the command's."""
+    assert parse(line.split()).command == command
+
+
+def test_every_setting_of_a_kernel_is_an_option() -> None:
+    """install has one option for each setting that a kernelspec can have, and passes on only
+    those that are given, as the types that belong into kernel.json."""
+    given = parse(["install", "local"])
+    assert kernel_values(given) == {}
+    for name in set(OWN_FIELDS) - {"backend"}:
+        assert hasattr(given, f"kernel_{name}")
+    line = (
+        "install local --upload folder --mirror --no-persist --pool-size 2 --idle-pause-seconds 5"
+    )
+    assert kernel_values(parse(line.split())) == {
+        "upload": "folder",
+        "mirror": True,
+        "persist": False,
+        "pool_size": 2,
+        "idle_pause_seconds": 5.0,
+    }
+    line = "install local --upload *.csv --upload data/"
+    assert kernel_values(parse(line.split())) == {"upload": ["*.csv", "data/"]}
+
+
+def test_a_volume_is_no_saved_workspace(capsys: pytest.CaptureFixture[str]) -> None:
+    """`install --workspace` names a saved workspace; what `run --workspace` was, a folder that is
+    kept, is now --volume. The old name works, and says so."""
+    assert spec_values(parse(["run", "--volume", "v", "ls"])) == {"workspace": "v"}
+    assert capsys.readouterr().err == ""
+    assert spec_values(parse(["run", "--workspace", "v", "ls"])) == {"workspace": "v"}
+    assert "--workspace is called --volume here" in capsys.readouterr().err
+    assert spec_values(parse(["install", "local", "--workspace", "w"])) == {"workspace": "w"}
+
+
+def test_unknown_variables_are_told(cli: Cli) -> None:
+    """A slip in the name of a variable is not ignored: `run`, which would make a sandbox without
+    the limit, refuses, and other commands note it."""
+    slip = {"SANDBOX_KERNEL_MEMORY": "512", "SANDBOX_KERNEL_FOO": ""}
+    hint = "SANDBOX_KERNEL_MEMORY, which means nothing. Did you mean SANDBOX_KERNEL_MEMORY_MIB?"
+    ran = cli("run", "true", env=slip)
+    assert (ran.returncode, ran.stderr.count(hint)) == (2, 1)
+    ran = cli("list", env=slip)
+    assert (ran.returncode, ran.stderr.count(hint)) == (0, 1)
+
+
+def test_our_own_variables_are_known() -> None:
+    """Every variable that the sources speak of may be set."""
+    sources = Path(main.__code__.co_filename).parents[1].rglob("*.py")
+    named = {name for path in sources for name in _VARIABLE.findall(path.read_text())}
+    assert len(named) > 10
+    assert unknown_variables(dict.fromkeys(named, "1")) == []
 
 
 # --- completion ----------------------------------------------------------------------------------

@@ -221,6 +221,51 @@ def test_an_idle_kernel_is_paused_and_the_next_cell_resumes_it(
         assert finish(status(handle)) == "running"
 
 
+def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Backend) -> None:
+    """The provider pauses the sandbox, and before the tunnel knows, somebody runs a cell: it must
+    wake the sandbox as a cell does that is sent later. One that was not asked for anything since
+    stays paused."""
+    with kernel() as (manager, client):
+        running = sandboxed(manager)
+        tunnel = running.tunnel
+        execute(client, "x = 'kept'")
+
+        async def noticed() -> bool:
+            return tunnel.paused
+
+        async def freeze(gate: asyncio.Event) -> None:
+            """Pause it from elsewhere; the tunnel hears of it when the gate is opened."""
+            ask = running.handle.open_stream
+
+            async def later(*args: Any, **options: Any) -> Any:
+                await gate.wait()
+                return await ask(*args, **options)
+
+            running.handle.open_stream = later  # type: ignore[method-assign]
+            await (await from_elsewhere(backend, running.handle.name)).pause()
+
+        async def gated() -> asyncio.Event:
+            return asyncio.Event()
+
+        loop, gate = background.background_loop(), finish(gated())
+        finish(freeze(gate))
+        sent = client.execute("print(x)")
+        time.sleep(0.2)  # it is with the tunnel
+        assert not tunnel.paused
+        loop.call_soon_threadsafe(gate.set)
+        reply = client.get_shell_msg(timeout=LIMIT)
+        assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (sent, "ok")
+        assert finish(status(running.handle)) == "running"
+
+        gate = finish(gated())
+        finish(freeze(gate))
+        loop.call_soon_threadsafe(gate.set)
+        finish(until(noticed))
+        time.sleep(1)
+        assert finish(status(running.handle)) == "paused"
+        execute(client, "x")
+
+
 def test_files_of_a_kernel_that_was_paused_from_elsewhere_are_saved_at_its_end(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

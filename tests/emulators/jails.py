@@ -24,6 +24,12 @@ _THEIR_OWN = shutil.ignore_patterns(".venv")
 """What each jail is given when it is made."""
 
 
+class MachineClient(LocalClient):
+    """Makes jails that stand for machines of a provider, where commands see each other."""
+
+    commands_apart = False
+
+
 class Jail:
     """One jail. Make it with ``create``."""
 
@@ -35,7 +41,7 @@ class Jail:
     async def create(cls, name: str, env: Mapping[str, str], disk_mib: int | None = None) -> Jail:
         # The service decides how long it lives, not the jail.
         spec = SandboxSpec(name=name, env=dict(env), lease_seconds=_FOREVER, disk_mib=disk_mib)
-        return cls(await LocalClient().create(spec))
+        return cls(await MachineClient().create(spec))
 
     async def start(self, command: str, env: Mapping[str, str], cwd: str | None) -> ExecStream:
         """Run a shell command. ExecFailed if its folder is not there."""
@@ -90,7 +96,7 @@ class Jail:
 
     async def destroy(self) -> None:
         self.thaw()
-        await LocalClient().remove(self.handle.name)
+        await MachineClient().remove(self.handle.name)
 
     def _processes(self) -> set[int]:
         init = self.handle._record.data["init"][0]

@@ -42,6 +42,7 @@ def guest(behaviour: str) -> None:
     decoder = FrameDecoder()
     numbers = itertools.count(1)
     received, credit = 0, 2**18
+    others: dict[int, int] = {}  # credit of other streams that the host has opened
     lines = b""
     waiting: list[dict] = []
 
@@ -66,6 +67,10 @@ def guest(behaviour: str) -> None:
                 waiting.extend(map(json.loads, whole))
             elif frame.type == CREDIT and frame.stream == 1:
                 credit += struct.unpack(">I", frame.payload)[0]
+            elif frame.type == CREDIT:
+                others[frame.stream] += struct.unpack(">I", frame.payload)[0]
+            elif frame.type == OPEN and frame.stream != 1:
+                others[frame.stream] = 2**18
 
     def say(text):
         """On the control stream, as far as there is credit for it."""
@@ -109,11 +114,16 @@ def guest(behaviour: str) -> None:
     while not frames:
         frames = decoder.feed(os.read(0, 65536))
     hello = decode_hello(frames[0])
+    numbers = itertools.count(hello.received + 1)
+    again = hello.resume and "without end" in behaviour
+    if again:
+        with open("/tmp/received") as file:
+            received = int(file.read())
     welcome = {
         "a welcome of another version": Welcome(2, hello.session, 0),
         "a welcome for another session": Welcome(1, "0" * 32, 0),
         "a welcome that has received too much": Welcome(1, hello.session, 10**30),
-    }.get(behaviour, Welcome(1, hello.session, 0))._asdict()
+    }.get(behaviour, Welcome(1, hello.session, received))._asdict()
     if behaviour == "a welcome with wrong types":
         welcome["received"] = "all"
     if behaviour == "a refusal full of control characters":
@@ -171,7 +181,10 @@ def guest(behaviour: str) -> None:
         time.sleep(600)
 
     # --- with a kernel, as the host believes
-    launched()
+    if not again:
+        launched()
+        with open("/tmp/received", "w") as file:
+            file.write(str(received))
     exited = {"event": "kernel_exited", "generation": 1, "exit_code": -9}
     if behaviour == "a thousand ends of one kernel":
         for _ in range(1000):
@@ -189,8 +202,28 @@ def guest(behaviour: str) -> None:
     if behaviour == "events without end":
         text = b"".join(b'{"event": "%d"}\n' % n for n in range(3000))
         for_ever(lambda: say(text))
+    if behaviour == "a recording of nothing":
+        while not others:
+            listen()
+        (stream,) = others
+        data = b'{"first": 0, "problem": ""}\n' + bytes(16 * 2**20 - 64)
+        for at in range(0, len(data), 60000):
+            piece = data[at : at + 60000]
+            while others[stream] < len(piece):
+                listen()
+            others[stream] -= len(piece)
+            send(DATA, stream, piece)
+        send(FIN, stream)
     if behaviour == "pings without end":
         for_ever(lambda: send(PING, payload=b"x" * 65536))
+    if behaviour == "acknowledges without end":
+        flood = encode(Frame(ACK, 0, 0, received, b"")) * 4096
+        for_ever(lambda: write(flood))
+    if behaviour == "credits of nothing without end":
+        for_ever(lambda: [send(CREDIT, 1, b"\0\0\0\0") for _ in range(64)])
+    if behaviour == "the same frame without end":
+        flood = encode(Frame(CREDIT, 1, 1, received, b"\0\0\0\0")) * 4096
+        for_ever(lambda: write(flood))
     if behaviour == "opens streams without end":
         ids = itertools.count(2, 2)
         for_ever(lambda: send(OPEN, next(ids), b"\0anything", ack=0))

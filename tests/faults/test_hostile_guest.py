@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,11 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
     SessionRefused,
 )
+from sandbox_kernel.guest.fdlink import FdLink
+from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.guest.wire.codec import RawCodec
+from sandbox_kernel.guest.wire.frames import DATA, Frame, FrameDecoder, encode
+from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.spec import SandboxSpec
@@ -229,7 +236,82 @@ def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLin
     assert len([line for line in log.lines if "The kernel in sandbox" in line]) == 1
 
 
-@pytest.mark.parametrize("behaviour", ["events without end", "pings without end", "answers twice"])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        "acknowledges without end",
+        "credits of nothing without end",
+        "the same frame without end",
+        "pings without end",
+        "events without end",
+    ],
+)
+def test_a_flood_that_moves_nothing_ends_the_session(behaviour: str) -> None:
+    """An agent that keeps the host busy without bringing anything loses its link, then, with
+    pauses, the next ones, and soon its session; the fixtures see that nothing spins after it."""
+
+    async def attempt() -> tuple[SandboxError | None, int]:
+        kernel = await launch(behaviour)
+        try:
+            await kernel.wait()
+            return kernel.tunnel.failure, int(kernel.handle.connectors)  # type: ignore[attr-defined]
+        finally:
+            await kernel.remove()
+
+    failure, connectors = finish(attempt())
+    assert isinstance(failure, ProtocolError)
+    assert "a flood of" in str(failure)
+    assert connectors <= 4
+
+
+def test_a_recording_of_nothing_costs_nothing() -> None:
+    """Sixteen mebibytes that say "a message without parts" four million times are refused before
+    the messages fill the memory."""
+
+    async def attempt() -> None:
+        kernel = await launch("a recording of nothing")
+        try:
+            with pytest.raises(ProtocolError, match="too many parts"):
+                await kernel.recorded(16 * 2**20)
+        finally:
+            await kernel.remove()
+
+    finish(attempt())
+
+
+def test_a_flood_of_frames_leaves_turns_to_others() -> None:
+    """However many frames a link brings at once, the loop is not kept from its other work until
+    all are handled."""
+
+    async def attempt() -> tuple[int, int]:
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        link = FdLink(loop, ours.detach(), os.open("/dev/null", os.O_WRONLY))
+        peer = Peer(loop, host=True)
+        stream = peer.mux.open("x", BULK)
+        broken = []
+        peer.on_broken = broken.append
+        raw = {"incoming": RawCodec(), "outgoing": RawCodec(), "checked": False}
+        peer.attach(link, peer_received=0, decoder=FrameDecoder(), **raw)
+        link.start()
+        frames = 6000
+        sent = b"".join(encode(Frame(DATA, stream.id, n + 1, 0, b"x")) for n in range(frames))
+        sending = loop.run_in_executor(None, theirs.sendall, sent)
+        turns = 0
+        while peer.session.received < frames:
+            turns += 1
+            await asyncio.sleep(0)
+        await sending
+        peer.detach()
+        theirs.close()
+        assert broken == []
+        return frames, turns
+
+    frames, turns = finish(attempt())
+    assert turns >= frames // 256
+
+
+@pytest.mark.parametrize("behaviour", ["answers twice"])
 def test_a_flood_does_not_reach_the_neighbours(behaviour: str, start_kernel: KernelStarter) -> None:
     """Another kernel of the process goes on, and the flooding one can be removed."""
     kernel = finish(launch(behaviour))

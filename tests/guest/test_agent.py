@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.guest.agent import Agent
 from sandbox_kernel.guest.wire import VERSION
 from sandbox_kernel.guest.wire.codec import CODECS, PREAMBLE
 from sandbox_kernel.guest.wire.frames import ACK, Frame, encode
@@ -448,3 +450,19 @@ def test_the_packed_program_runs_on_a_bare_interpreter(
     assert host.call("status")["running"]
     host.close()
     agent.close()
+
+
+def test_a_kernel_that_dies_before_its_pid_is_known(tmp_path: Path) -> None:
+    """The warm interpreter forks a kernel, which ends at once. The agent hears of the end first,
+    and only then of the number of the process that has ended: it still knows how that was."""
+    agent = Agent(str(tmp_path), 60.0)
+    launching: list[Callable[[int], object]] = []
+    agent.kernel.warm.launch = lambda *args: launching.append(args[-1])  # type: ignore[method-assign]
+    agent.kernel.launch(["python"], {}, "/", {}, "ipc", lambda failure: None)
+    child = os.fork()
+    if not child:
+        os._exit(3)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    agent._reap()
+    launching[0](child)
+    assert agent.kernel.exit_code == 3

@@ -258,7 +258,7 @@ def test_a_half_open_link_is_found_by_the_clock(
     """Silence is answered by a PING, more silence by giving the link up."""
     start = driver.loop.time()
     now = [start]
-    monkeypatch.setattr(victim.peer, "_loop", _WithClock(driver.loop, lambda: now[0]))
+    monkeypatch.setattr(victim.peer, "_clock", lambda: now[0])
     victim.far.settimeout(10)
     decoder = FrameDecoder()
     first = decoder.feed(victim.far.recv(65536))
@@ -271,7 +271,7 @@ def test_a_half_open_link_is_found_by_the_clock(
     assert ping not in first
 
     victim.far.send(encode(Frame(PING, 0, 0, 0, b"")))  # a sign of life
-    driver.until(lambda: victim.peer.session._last_heard == now[0])
+    driver.until(lambda: victim.peer.session.last_heard == now[0])
     now[0] += DEAD_AFTER - 1
     victim.peer.check_alive()
     assert victim.lost == []
@@ -279,17 +279,6 @@ def test_a_half_open_link_is_found_by_the_clock(
     victim.peer.check_alive()
     assert victim.lost == ["the far end has been silent for too long"]
     assert victim.peer.link is None
-
-
-class _WithClock:
-    """A loop with another clock."""
-
-    def __init__(self, loop: Any, time: Callable[[], float]) -> None:
-        self._loop = loop
-        self.time = time
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
 
 
 # --- control calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from collections.abc import Iterator
@@ -10,9 +11,16 @@ import pytest
 
 from sandbox_kernel.guest.fdlink import LINK_BUFFER
 from sandbox_kernel.guest.pump import Pump
-from sandbox_kernel.guest.wire.mux import DEFAULT_WINDOW, HIGH_WATER, OUTPUT, Data, Stream
+from sandbox_kernel.guest.wire.mux import (
+    DEFAULT_WINDOW,
+    HIGH_WATER,
+    INITIAL_WINDOW,
+    OUTPUT,
+    Data,
+    Stream,
+)
 from sandbox_kernel.guest.wire.session import REPLAY_LIMIT
-from tests.guest.loops import Driver, Pair
+from tests.guest.loops import LIMIT, Driver, Pair
 
 MIB = 2**20
 NOISE = random.Random(0).randbytes(6 * MIB)
@@ -271,3 +279,24 @@ def test_the_link_is_cut_again_and_again_during_a_transfer(channel: Channel) -> 
     assert cuts >= 5
     assert channel.kernel.got == NOISE
     assert channel.client.got == NOISE[::-1]
+
+
+def test_little_is_under_way_to_a_slow_reader(channel: Channel) -> None:
+    """A cell that prints for ever, and a browser that shows it more slowly: what is between them
+    when the cell is interrupted must be read first, so it becomes little. Nothing of it is lost."""
+    kernel, client, stream = channel.kernel, channel.client, channel.host_stream
+    kernel.send(NOISE + NOISE)
+    began = channel.driver.loop.time()
+    while len(client.got) < MIB or stream._granted + stream._unread > 2 * INITIAL_WINDOW:
+        passed = channel.driver.loop.time() - began
+        assert passed < LIMIT / 4, "the writer is not held back"
+        kernel.run()
+        channel.driver.turn()
+        if len(client.got) < passed * 400_000:  # bytes a second
+            with contextlib.suppress(BlockingIOError):
+                client.got += client.sock.recv(16 * 1024)
+    sockets, agent = 2 * 512 * 1024, 2 * HIGH_WATER
+    assert kernel.sent - len(client.got) < sockets + agent + 2 * INITIAL_WINDOW
+    kernel._to_send = memoryview(b"")
+    channel.until(lambda: len(client.got) >= kernel.sent)
+    assert client.got == (NOISE + NOISE)[: kernel.sent]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -11,11 +12,10 @@ from typing import Any
 
 import pytest
 from ipykernel.kernelspec import get_kernel_dict
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import KernelManager
 from jupyter_core import paths as jupyter_paths
 
-from sandbox_kernel.errors import SpecError
+from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.jupyter import kernelspec
 from sandbox_kernel.jupyter.kernelspec import (
     list_kernelspecs,
     remove_kernelspec,
@@ -191,17 +191,49 @@ def test_own_spec_is_replaced(prefix: str) -> None:
 # --- launcher specs ------------------------------------------------------------------------------
 
 
-def test_launcher_spec_carries_the_request_in_argv(prefix: str) -> None:
-    """Clients that ignore provisioners just run argv, with this very interpreter."""
-    folder = write_kernelspec(launcher=True, spec_config={"cpus": 1.5}, prefix=prefix)
+def test_launcher_spec_has_the_request_beside_it(prefix: str) -> None:
+    """Clients that ignore provisioners just run argv, with this very interpreter. Every user of
+    the host sees that, so the request, with the variables in it, lies in a file."""
+    request = {"cpus": 1.5, "env": {"TOKEN": "hunter2"}}
+    folder = write_kernelspec(launcher=True, spec_config=request, prefix=prefix)
     kernel = kernel_json(folder)
     assert "kernel_provisioner" not in kernel["metadata"]
-    start, config = kernel["argv"][:-1], json.loads(kernel["argv"][-1])
-    assert start == [
-        *(sys.executable, "-m", "sandbox_kernel", "launch"),
-        *("-f", "{connection_file}", "--config"),
+    assert kernel["argv"] == [
+        *(sys.executable, "-E", "-P", "-m", "sandbox_kernel", "launch", "-f", "{connection_file}"),
+        *("--config-file", f"{folder}/launch.json"),
     ]
-    assert config == {"backend": "local", "cpus": 1.5}
+    assert json.loads(Path(folder, "launch.json").read_text()) == {"backend": "local", **request}
+
+
+@pytest.mark.parametrize(
+    ("uid", "user", "mode"), [(0, False, 0o644), (0, True, 0o600), (5, False, 0o600)]
+)
+def test_who_can_read_the_request_of_a_launcher(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, uid: int, user: bool, mode: int
+) -> None:
+    """Who installs it, but if root does so for an environment, everybody who uses that."""
+    monkeypatch.setattr(kernelspec.os, "geteuid", lambda: uid)
+    folder = write_kernelspec(launcher=True, user=user, prefix=None if user else prefix)
+    assert Path(folder, "launch.json").stat().st_mode & 0o777 == mode
+
+
+def test_a_launcher_that_depends_on_variables_is_refused(prefix: str, tmp_path: Path) -> None:
+    """A package that is found by PYTHONPATH only would be looked for in the notebook's folder."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sandbox_kernel").symlink_to(ROOT / "sandbox_kernel")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    paths = [str(tmp_path / "lib"), *(p for p in sys.path if p.endswith("site-packages"))]
+    code = "from sandbox_kernel.jupyter.kernelspec import write_kernelspec as w; w(launcher=True)"
+    ran = subprocess.run(
+        [venv / "bin/python", "-c", code],
+        env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "by PYTHONPATH only" in ran.stderr
+    assert not list(venv.rglob("kernel.json"))
 
 
 def test_launcher_passes_another_kernels_command_line_on(prefix: str) -> None:
@@ -209,16 +241,6 @@ def test_launcher_passes_another_kernels_command_line_on(prefix: str) -> None:
     argv = ["bash-kernel", "{connection_file}"]
     folder = write_kernelspec(name="bash", launcher=True, argv=argv, language="bash", prefix=prefix)
     assert kernel_json(folder)["argv"][-3:] == ["--", *argv]
-
-
-def test_launcher_request_survives_jupyters_template_expansion(prefix: str) -> None:
-    """Jupyter replaces ``{prefix}`` and the like in argv, but a user's value is no template."""
-    env = {"PATTERN": "{prefix}/{connection_file}{}", "BRACES": '{"a": {}}'}
-    write_kernelspec(launcher=True, name="braces", spec_config={"env": env}, prefix=prefix)
-    manager = KernelManager(kernel_name="braces", kernel_spec_manager=KernelSpecManager())
-    manager._launch_args = {}
-    command = manager.format_kernel_cmd()
-    assert json.loads(command[command.index("--config") + 1])["env"] == env
 
 
 # --- listing and removing ------------------------------------------------------------------------
@@ -236,7 +258,7 @@ def test_list_shows_own_specs_of_both_kinds_only(prefix: str) -> None:
         ("sandbox-launch", True, "local"),
     ]
     assert found[0].config == {"backend": "local", "cpus": 1.0}
-    assert found[0].display_name == "Python 3 (sandbox)"
+    assert found[0].display_name == "Python 3 (sandbox, 1 CPU)"
 
 
 @pytest.mark.parametrize("launcher", [False, True])
@@ -255,5 +277,26 @@ def test_other_or_missing_spec_is_not_removed(prefix: str) -> None:
         remove_kernelspec("other")
     assert folder.exists()
     write_kernelspec(prefix=prefix)
-    with pytest.raises(SpecError, match=r"no kernelspec 'absent'.*sandbox"):
+    with pytest.raises(SandboxError, match=r"no kernelspec 'absent'.*sandbox"):
         remove_kernelspec("absent")
+
+
+def test_no_two_kernels_are_shown_alike(prefix: str) -> None:
+    """Somebody installs a second kernel, with other limits: in the launcher its card says what
+    differs, also if nothing but its name does. A title that is there already is refused."""
+
+    def shown(**options: Any) -> str:
+        title: str = kernel_json(write_kernelspec(prefix=prefix, **options))["display_name"]
+        return title
+
+    assert shown() == "Python 3 (sandbox)"
+    small = {"memory_mib": 512, "cpus": 1}
+    assert shown(name="small", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
+    assert shown(name="small", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
+    assert shown(name="alike", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU, alike)"
+    assert shown(name="other") == "Python 3 (sandbox, other)"
+    files = {"upload": "folder", "mirror": True}
+    assert shown(name="files", settings=files) == "Python 3 (sandbox, upload, mirror)"
+    assert shown(name="vscode", launcher=True) == "Python 3 (sandbox, launcher)"
+    with pytest.raises(SpecError, match="'other' is already shown as"):
+        shown(name="third", display_name="Python 3 (sandbox, other)")

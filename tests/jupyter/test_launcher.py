@@ -24,9 +24,10 @@ from jupyter_client.manager import KernelManager
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter.kernelspec import write_kernelspec
 from sandbox_kernel.jupyter.launcher import Parent, check_free, read_connection_file
+from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import bubblewrap
 from tests.cli.running import PROGRAM, Cli, at_terminal
-from tests.kernels.live import begin_cell
+from tests.kernels.live import begin_cell, folders_in, jail_processes, wait_until
 
 WAIT = 60.0
 BUSY = "import time; print('busy'); time.sleep(600)"
@@ -303,7 +304,7 @@ def test_another_kernel(cli: Cli, launch: Launch) -> None:
 
 def refused(cli: Cli, *options: str) -> str:
     ran = cli("launch", *options)
-    assert ran.returncode == 1, ran.stderr
+    assert ran.returncode in (1, 2), ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr
     assert cli.names() == []
     return ran.stderr
@@ -337,6 +338,9 @@ def test_an_endpoint_in_use_ipc(cli: Cli) -> None:
         (["-f", "{path}", "--config", "{"], "--config is not valid JSON"),
         (["-f", "{path}", "--config", "[]"], "--config takes a JSON object"),
         (["-f", "{path}", "--config", '{"memory": 1}'], "unknown key 'memory'"),
+        (["-f", "{path}", "--config-file", "/nowhere.json"], "Install the kernel again"),
+        (["-f", "{path}", "--config-file", "/dev/null"], "/dev/null is not valid JSON"),
+        (["-f", "{path}", "--config", "{{}}", "--config-file", "/x"], "not by both"),
         (["-f", "{path}", "--backend", "nowhere"], "no sandbox backend 'nowhere'"),
         (["-f", "{path}", "--egress", "example.org"], "cannot enforce egress"),
         (["-f", "{path}", "--", "/nowhere/kernel"], "/nowhere/kernel"),
@@ -392,3 +396,32 @@ def test_an_address_of_another_machine() -> None:
     """An address that is not ours is an error before any sandbox is made."""
     with pytest.raises(SandboxError, match=r"192\.0\.2\.1:5"):
         check_free({"shell": ("192.0.2.1", 5)})
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(cli: Cli, launch: Launch) -> None:
+    """A client that loses its patience sends SIGKILL to the launcher's process group. The sandbox
+    ends at once, with its record and folders, not only when its lease is over."""
+    launched = launch(connection_file(cli, "ipc"))
+    assert launched.value("1 + 1") == "2"
+    assert Records().list("local")
+    launched.process.kill()
+    wait_until(lambda: not Records().list("local"), "the end of the sandbox", WAIT)
+    assert jail_processes(cli.folder) == []
+    assert folders_in(cli.folder / "data" / "sandboxes") == []
+
+
+@pytest.mark.parametrize("warm", ["true", "false"])
+def test_a_launcher_keeps_no_spare_interpreter(
+    cli: Cli, launch: Launch, monkeypatch: pytest.MonkeyPatch, warm: str
+) -> None:
+    """It starts one kernel only, so there is nothing that a second warm interpreter could be for,
+    and with warm_start=false there is none before that either."""
+    monkeypatch.setenv("SANDBOX_KERNEL_WARM_START", warm)
+    launched = launch(connection_file(cli, "ipc"))
+    kernels = [line for line in jail_processes(cli.folder) if "ipykernel_launcher" in line]
+    wait_until(
+        lambda: len([p for p in jail_processes(cli.folder) if "ipykernel_launcher" in p]) == 1,
+        f"only the kernel is left of {kernels}",
+        WAIT,
+    )
+    assert launched.value("1 + 1") == "2"

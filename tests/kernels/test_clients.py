@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -323,6 +324,31 @@ def make_wheel(folder: Path, name: str, version: str = "1.0") -> Path:
     return path
 
 
+def make_backend(folder: Path) -> Path:
+    """A build backend without dependencies, for an editable install of the module ``editable``."""
+    path = folder / "make_editable.py"
+    path.write_text(
+        """
+import os, zipfile
+NAME = "editable-1.0-py3-none-any.whl"
+FILES = {
+    "editable.pth": os.getcwd() + chr(10),
+    "editable-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: editable\\nVersion: 1.0\\n",
+    "editable-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: t\\n"
+    "Root-Is-Purelib: true\\nTag: py3-none-any\\n",
+}
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    record = "".join(f + ",,\\n" for f in [*FILES, "editable-1.0.dist-info/RECORD"])
+    with zipfile.ZipFile(os.path.join(folder, NAME), "w") as wheel:
+        for name, text in {**FILES, "editable-1.0.dist-info/RECORD": record}.items():
+            wheel.writestr(name, text)
+    return NAME
+build_wheel = build_editable
+"""
+    )
+    return path
+
+
 def test_pip_install_in_the_sandbox(start_kernel: StartKernel, tmp_path: Path) -> None:
     """%pip works at once and after a restart, and touches nothing on the host."""
     wheel = make_wheel(tmp_path, "tinypackage")
@@ -334,6 +360,35 @@ def test_pip_install_in_the_sandbox(start_kernel: StartKernel, tmp_path: Path) -
     assert live.ok("import tinypackage; tinypackage.VERSION").value == "'1.0'"
     found = subprocess.run([sys.executable, "-c", "import tinypackage"], capture_output=True)
     assert found.returncode != 0
+
+
+def test_pip_without_a_network(start_kernel: StartKernel, tmp_path: Path) -> None:
+    """%pip and !pip for something that is not there: pip does not try again and again, and the last
+    thing said is that this sandbox has no network, and what to do. !pip is the sandbox's own, so
+    what it installs, also as an editable folder, is there; no word of the network then."""
+    wheel = make_wheel(tmp_path, "tinypackage")
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(make_backend(tmp_path), project / "backend.py")
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (project / "editable.py").write_text("VERSION = '3'\n")
+    live: Live = start_kernel(readable=[str(tmp_path)])
+    for magic in ("%pip", "!pip", "!python -m pip"):
+        said = live.run(f"{magic} install surely-not-there").text()
+        assert "etrying" not in said
+        assert "No matching distribution" in said
+        told = said[said.index("NOTE: this sandbox has no network") :]
+        assert f"{sys.executable} -m pip install" in told
+    for install in (str(wheel), f"-e {project}"):
+        said = live.ok(f"!pip install --no-build-isolation {install}").text()
+        assert "Successfully installed" in said
+        assert "NOTE" not in said
+    assert "/home/sandbox/" in live.ok("!pip --version; which pip3").text()
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    assert live.ok("import editable, tinypackage; editable.VERSION").value == "'3'"
 
 
 @pytest.mark.slow

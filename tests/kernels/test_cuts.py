@@ -6,13 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .live import PATIENCE, Live, run_cell, until_message, until_reply
+from sandbox_kernel.tunnel import tunnel
+from sandbox_kernel.tunnel.clock import since_boot
+
+from .live import PATIENCE, Live, run_cell, until_message, until_reply, wait_until
 from .test_messages import next_comm, send_comm
 
 pytestmark = pytest.mark.faults
@@ -147,3 +151,16 @@ def test_restart_during_cuts(live: Live) -> None:
         live.client.wait_for_ready(timeout=PATIENCE)
     assert live.sandbox == sandbox
     assert live.ok("1 + 1").value == "2"
+
+
+def test_the_sleep_of_a_laptop_is_seen(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that has died while the machine slept is made anew soon after, not when another
+    half minute has passed: by the clock that goes on meanwhile."""
+    monkeypatch.setattr(tunnel, "ALIVE_INTERVAL", 0.1)
+    live.ok("n = 1")
+    live.client.hb_channel.pause()  # and so nothing is heard
+    assert abs(since_boot() - float(Path("/proc/uptime").read_text().split()[0])) < 5
+    peer = live.kernel.tunnel._peer
+    monkeypatch.setattr(peer, "_clock", lambda: since_boot() + 8 * 3600, raising=False)
+    wait_until(lambda: live.kernel.tunnel.reconnects, "the link is made anew", 20)
+    assert live.ok("print(n)").text() == "1\n"

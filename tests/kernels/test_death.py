@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.errors import KernelLaunchFailed
+from sandbox_kernel.sandboxes.local import disk
+from sandbox_kernel.spec import LEAST_MEMORY_MIB
 from sandbox_kernel.tunnel.background import submit
 
 from .conftest import KernelStarter, StartKernel, install_kernelspec
@@ -61,12 +65,17 @@ def test_exit_code_0_is_no_error(live: Live, caplog: pytest.LogCaptureFixture) -
 def test_what_the_kernel_printed_last_is_in_the_log(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last words of the process help to find the cause."""
-    live.client.execute("import os; os.write(2, b'last words\\n'); os._exit(5)")
+    """The last words of the process help to find the cause. What ipykernel prints at every start,
+    that Ctrl-C will not work, is none of them."""
+    live.client.execute(
+        "import os, sys\n"
+        "os.write(sys.stderr._original_stdstream_copy, b'last words\\n')\n"
+        "os._exit(5)"
+    )
     assert end(live) == "exit code 5"
     (error,) = errors(caplog)
-    assert error.startswith(
-        f"The kernel in sandbox {live.sandbox} died: exit code 5. It printed last:\n"
+    assert error == (
+        f"The kernel in sandbox {live.sandbox} died: exit code 5. It printed last:\nlast words"
     )
 
 
@@ -74,12 +83,67 @@ def test_out_of_memory(start_kernel: StartKernel, caplog: pytest.LogCaptureFixtu
     """A kernel that takes more memory than its sandbox has is killed, and that is what is said."""
     live = start_kernel(memory_mib=256)
     live.client.execute("hoard = []\nwhile True: hoard.append(bytearray(2**20))")
-    assert end(live).startswith("out of memory: ")
+    assert re.match(r"out of memory: .* used \d+ MiB of 256 MiB", end(live))
     (error,) = errors(caplog)
     assert error.startswith(f"The kernel in sandbox {live.sandbox} died: {live.provisioner.death}.")
     live.manager.restart_kernel(now=True)
     live.client.wait_for_ready(timeout=PATIENCE)
     assert live.ok("1 + 1").value == "2"
+
+
+def test_a_full_disk_does_not_end_a_kernel(start_kernel: StartKernel, folder: Path) -> None:
+    """Where the sandbox has a file system of its own, a cell that fills it gets an error; the
+    kernel goes on, with its state, and can make room."""
+    problem = disk.why_not(folder, 2**25)
+    if problem:
+        pytest.skip(problem)
+    live = start_kernel(disk_mib=32)
+    code = "kept = 1\nwith open('big', 'wb') as f:\n    while True: f.write(bytes(2**20))"
+    ran = live.run(code)
+    assert ran.reply["ename"] == "OSError"
+    assert "File too large" in ran.reply["evalue"] or "No space left" in ran.reply["evalue"]
+    code = "for n in range(9):\n    with open(f'b{n}', 'wb') as f: f.write(bytes(2**23))"
+    assert "No space left on device" in live.run(code).reply["evalue"]
+    assert live.ok("import os; os.unlink('big'); open('small', 'w').write('x'), kept").value
+
+
+@pytest.mark.parametrize("cgroup", [True, False])
+def test_the_least_memory_that_is_allowed_is_enough(
+    start_kernel: StartKernel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cgroup: bool,
+) -> None:
+    """What the check of a spec lets through does start a kernel, and start it again, whoever does
+    the counting. (64 MiB were let through once, and died at every attempt.)"""
+    caplog.set_level(logging.INFO)
+    if not cgroup:
+        monkeypatch.setenv("SANDBOX_KERNEL_NO_CGROUP", "1")
+    live = start_kernel(memory_mib=LEAST_MEMORY_MIB)
+    if not cgroup:  # and that is said
+        assert f"Sandbox {live.sandbox}: no cgroup can be had here" in caplog.text
+    for _ in range(2):
+        assert live.ok("import json, os; sum(range(10**5))").value == "4999950000"
+        live.manager.restart_kernel(now=True)
+        live.client.wait_for_ready(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("cgroup", [True, False])
+def test_no_stale_cause(
+    start_kernel: StartKernel, monkeypatch: pytest.MonkeyPatch, cgroup: bool
+) -> None:
+    """A kernel is killed for want of memory while it is being restarted; the one after it ends by
+    a signal of its own. That one did not run out of memory, whoever did before it."""
+    if not cgroup:
+        monkeypatch.setenv("SANDBOX_KERNEL_NO_CGROUP", "1")
+    live = start_kernel(memory_mib=256)
+    live.kernel._expected = True  # as if it were being shut down: nobody asks why it ends
+    live.client.execute("hoard = []\nwhile True: hoard.append(bytearray(2**20))")
+    end(live)
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+    live.client.execute("import os; os.kill(os.getpid(), 9)")
+    assert end(live) == "killed by signal 9 (SIGKILL)"
 
 
 def test_sandbox_killed_from_outside(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,3 +212,20 @@ def test_wait_for_ready_ends_when_the_kernel_dies(
     live = start_kernel.launch(kernel_name=name)
     with pytest.raises(RuntimeError, match="died"):
         live.client.wait_for_ready(timeout=PATIENCE)
+
+
+SCRIPT = """
+import nbclient, nbformat
+cell = nbformat.v4.new_code_cell("import os; os._exit(3)")
+nbclient.NotebookClient(nbformat.v4.new_notebook(cells=[cell]), kernel_name="sandbox").execute()
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plain_script_is_told() -> None:
+    """A script that uses nbclient and has set up no log: the cause is on stderr all the same, and
+    not what ipykernel prints at its start."""
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert "DeadKernelError" in ran.stderr
+    assert re.search(r"The kernel in sandbox kernel-\S+ died: exit code 3\.\n", ran.stderr)
+    assert "Ctrl-C" not in ran.stderr

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import zmq
 
+from sandbox_kernel.guest.wire.mux import INITIAL_WINDOW
 from sandbox_kernel.tunnel.background import submit
 
 from .conftest import StartKernel
@@ -36,6 +38,22 @@ def test_interrupt_gets_through_while_a_cell_prints_without_end(live: Live) -> N
     until_message(live.client, cell, "error")
     until_message(live.client, cell, "status", execution_state="idle")
     assert live.ok("'on with it'").value == "'on with it'"
+
+
+def test_little_output_is_under_way_when_a_cell_is_interrupted(live: Live) -> None:
+    """In the browser an interrupt of a cell that prints for ever took half a minute, because all
+    that the tunnel held was shown first. On one machine it holds no more than a socket does, also
+    after much output to a client that keeps up, and for one that reads nothing."""
+    live.ok("for _ in range(100): print('x' * 200_000)")
+    cell = live.begin(ENDLESS_PRINTS)
+    time.sleep(1.0)  # nobody reads
+    (endpoint,) = [e for e in live.kernel.tunnel._endpoints if e.target == "kernel:iopub"]
+    streams = [pump._stream for pump in endpoint.pumps]
+    under_way = [stream._granted + stream._unread for stream in streams]
+    live.manager.interrupt_kernel()
+    assert until_reply(live.client, cell)["ename"] == "KeyboardInterrupt"
+    assert streams
+    assert max(under_way) <= INITIAL_WINDOW
 
 
 def test_interrupt_reaches_processes_that_the_kernel_started(live: Live) -> None:

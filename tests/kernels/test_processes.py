@@ -243,3 +243,14 @@ def test_a_refusal_alone_is_no_takeover(start_kernel: KernelStarter) -> None:
     assert not live.kernel.taken_over
     live.manager.shutdown_kernel(now=True)
     assert Records().list("local") == []
+
+
+def test_a_kernel_with_another_key_is_not_adopted(start_kernel: KernelStarter) -> None:
+    """The sandbox is the same, but its kernel was started anew meanwhile, by who had taken it
+    over: what was kept about the earlier one does not open it."""
+    live = start_kernel()
+    info = run_sync(live.provisioner.get_provisioner_info)()
+    info["connection_info"]["key"] = "another key"
+    with pytest.raises(SandboxError, match="another one than before"):
+        attach(start_kernel, info)
+    assert live.ok("1 + 1").value == "2"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandbox_kernel.guest import landlock
 from sandbox_kernel.guest.warmprocess import can_be_warm
 from sandbox_kernel.guest.warmstart import early_variables
 
@@ -110,6 +111,49 @@ for _name in ("mem", "environ", "fd/0", "maps"):
     raise AssertionError(_name)
 """
     )
+
+
+LURKER = """
+import os
+old = os.listdir("/proc")
+while True:
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and pid not in old:
+            try:
+                with open(f"/proc/{pid}/mem", "r+b", 0):
+                    name = open(f"/proc/{pid}/cmdline").read().replace("\\0", " ")
+                    open("/workspace/opened", "a").write(f"{pid} {name}\\n")
+            except OSError:
+                pass
+    open("/workspace/rounds", "a").write("x")
+"""
+
+
+@pytest.mark.skipif(landlock.abi() < landlock.LEAST_ABI, reason="this kernel has no Landlock")
+def test_what_a_kernel_left_behind_cannot_get_at_the_next_one(live: Live) -> None:
+    """A process that outlives its kernel waits for the interpreter of the next one, and for that
+    kernel, and opens their memory before they could close it. A descriptor opened then would work
+    for ever. It must not get one, at no time of their lives."""
+    live.ok(
+        f"""
+import subprocess, sys
+{FORKED}
+subprocess.Popen([sys.executable, "-c", {LURKER!r}], start_new_session=True,
+                 stdin=-3, stdout=-3, stderr=-3)
+os.kill(_others[0], 9)
+"""
+    )
+    for _ in range(2):
+        live.manager.restart_kernel(now=True)
+        live.client.wait_for_ready(timeout=PATIENCE)
+    seen = "import os; print(os.path.getsize('/workspace/rounds'))"
+    before = int(live.ok(seen).text())
+    assert live.ok(FORKED).text() == "1\n"
+    assert int(live.ok(seen).text()) > before > 10
+    opened = (
+        "print(open('/workspace/opened').read() if os.path.exists('/workspace/opened') else '')"
+    )
+    assert live.ok(opened).text() == "\n"
 
 
 def test_environment_that_an_interpreter_reads_at_its_start(

@@ -13,7 +13,7 @@ import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.sandboxes.local import bubblewrap, seccomp
-from sandbox_kernel.sandboxes.local.bubblewrap import Bind, Bubblewrap, Symlink
+from sandbox_kernel.sandboxes.local.bubblewrap import Bind, Bubblewrap, Cover, Symlink
 
 from .jails import Jails, public_folder
 
@@ -190,6 +190,58 @@ def test_links_lead_to_the_same_places_as_on_the_host(jails: Jails, shared: Path
         ],
     )
     assert found.stdout == "found" * 3, found.stderr
+
+
+def test_nothing_is_mounted_through_a_link(jails: Jails, shared: Path) -> None:
+    """bubblewrap 0.12 and later refuse that, and earlier ones follow an absolute link to the wrong
+    place. Also a link inside a folder that is shown is followed here, before the mount is made."""
+    for name in ("project/releases/5/data", "data", "elsewhere"):
+        (shared / name).mkdir(parents=True)
+    (shared / "project/current").symlink_to("releases/5")
+    (shared / "project/away").symlink_to("/srv/elsewhere")
+    (shared / "data/mark").write_text("found")
+    binds = [
+        Bind(str(shared / "project"), "/srv/project"),
+        Bind(str(shared / "data"), "/srv/project/current/data"),
+        Bind(str(shared / "data"), "/srv/project/away"),
+        Symlink("srv/project", "/short"),
+        Cover("/short/releases"),
+        Bind(str(shared / "elsewhere"), "/srv/elsewhere"),
+    ]
+    targets = [mount.target for mount in bubblewrap._in_order(binds)]
+    assert targets == [
+        *("/short", "/srv/project", "/srv/elsewhere"),
+        *("/srv/project/releases", "/srv/project/releases/5/data"),
+    ]
+    found = jails.run(
+        ["cat", "/short/releases/5/data/mark", "/srv/elsewhere/mark"], binds=binds[:-1]
+    )
+    assert found.stdout == "found" * 2, found.stderr
+
+
+def test_a_cover_hides_what_is_below(jails: Jails, shared: Path) -> None:
+    """A folder is empty and cannot be written, a file cannot be read; what is mounted in a covered
+    folder is there all the same, also a link."""
+    (shared / ".hidden/env").mkdir(parents=True)
+    (shared / ".hidden/secret").write_text("secret")
+    (shared / "pip.conf").write_text("secret")
+    found = jails.run(
+        [
+            "sh",
+            "-c",
+            "cat /p/pip.conf; touch /p/.hidden/x; ls -A /p/.hidden; readlink /p/.hidden/l",
+        ],
+        binds=[
+            Bind(str(shared), "/p"),
+            Cover("/p/.hidden"),
+            Cover("/p/pip.conf", is_file=True),
+            Bind(str(shared / ".hidden/env"), "/p/.hidden/env"),
+            Symlink("/usr", "/p/.hidden/l"),
+        ],
+    )
+    assert found.stdout.split() == ["env", "l", "/usr"]
+    assert "Permission denied" in found.stderr
+    assert "Read-only file system" in found.stderr
 
 
 @pytest.mark.parametrize("target", ["/", "/proc", "/proc/1", "/dev/sda", "/tmp", "/var/tmp", "x"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.guest import jailinit, jailwatch
+from sandbox_kernel.guest import jaildisk, jailinit, jailwatch
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.sandboxes.local.client import LocalHandle
 from sandbox_kernel.sandboxes.local.control import SOCKET, Control
@@ -199,15 +199,15 @@ def test_folders_are_measured(tmp_path: Path) -> None:
     (tmp_path / "a" / "big").write_bytes(bytes(2**20))
     os.link(tmp_path / "a" / "big", tmp_path / "again")
     os.symlink("/", tmp_path / "root")
-    for number in range(jailwatch.WALK_SLICE):
+    for number in range(jaildisk.WALK_SLICE):
         (tmp_path / f"{number}").touch()
-    folders = jailwatch.Folders([str(tmp_path)], limit=2**30)
-    later = time.monotonic() + jailwatch.WALK_EVERY + 1
+    folders = jaildisk.Folders([str(tmp_path)], 2**30, pids=list)
+    later = time.monotonic() + jaildisk.WALK_EVERY + 1
     rounds = 1
     while not folders.measure(later):
         rounds += 1
     assert rounds == 2
-    least = 2**20 + jailwatch.WALK_SLICE * jailwatch.ENTRY_BYTES
+    least = 2**20 + jaildisk.WALK_SLICE * jaildisk.ENTRY_BYTES
     assert least <= folders.used < least + 2**18
 
 

@@ -33,6 +33,8 @@ REST = " ".join(
     for name in ("surface", "streams", "lifecycle", "kernels", "bare_image")
 )
 """What takes longer than a quarter hour, after what the quick run has, too."""
+JAIL = "tests/microvm/test_jail.py"
+"""What is no microVM, but needs a machine like the rig's; in one of the two."""
 _printing = threading.Lock()
 
 
@@ -95,6 +97,7 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
         f"uname -r && python3 -m pytest -p no:cacheprovider -p tests.microvm.budget -v -rP "
         f"--durations=15 -m '{markers}' --timeout=1200 {select} "
         f"--backend {backend} --backend-spec '{spec}' "
+        f"{JAIL if backend == BACKENDS[0] else ''} "
         f"tests/microvm/test_{backend}.py {'' if arguments.quick else REST}"
     )
 

@@ -357,7 +357,7 @@ def test_snapshot_and_restore(running: Running, client: MicrosandboxClient) -> N
         execute(jupyter, "kept['a'] = 2")
         fields = {"name": f"restored-{secrets.token_hex(3)}", "start_timeout": 300}
         with pytest.raises(SpecRefused, match="memory_mib"):
-            finish(client.restore("taken", SandboxSpec.from_mapping({**fields, "memory_mib": 64})))
+            finish(client.restore("taken", SandboxSpec.from_mapping({**fields, "memory_mib": 128})))
         seen = []
         for _ in range(2):
             restored = finish(

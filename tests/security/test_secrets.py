@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
+import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+from sandbox_kernel.sandboxes.local.private import SETTINGS, shown_with
+from tests.local.jails import SYSTEM_PYTHON
 
 from .hosts import Host, Jail
 
 OWN_VARIABLES = {
     *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"),
     *("VIRTUAL_ENV", "XDG_CACHE_HOME", "JUPYTER_PATH", "JUPYTER_CONFIG_PATH"),
+    *("PIP_DISABLE_PIP_VERSION_CHECK", "PIP_RETRIES"),
 }
 
 
@@ -225,3 +232,82 @@ def test_the_session_token_is_nowhere_to_be_found(victim: Host) -> None:
             """
         )
         assert victim.call("token", name=jail.name) not in found
+
+
+_FIND = """
+    found, readable = [], []
+    for at, _, names in os.walk(sys.argv[1]):
+        for path in (os.path.join(at, name) for name in names):
+            try:
+                with open(path, "rb") as file:
+                    content = file.read()
+            except OSError:
+                continue
+            readable.append(os.path.relpath(path, sys.argv[1]))
+            if sys.argv[2].encode() in content:
+                found.append(readable[-1])
+    answer([found, readable])
+"""
+
+
+@pytest.mark.parametrize("layout", ["the environment is the project", "it lies in the project"])
+def test_no_settings_of_the_environment(victim: Host, layout: str) -> None:
+    """An environment is shown for its packages, not for what else lies in it: pip.conf with the
+    password of an index, Jupyter's configuration, the variables of other kernels; and where the
+    environment is a project's folder, or an editable install shows that, .env and .git."""
+    canary = f"secret-{victim.canary}"
+    project = victim.home / f"project-{len(layout)}"
+    venv = project if "is the" in layout else project / ".tox" / "env"
+    subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    if venv != project:
+        (site,) = venv.glob("lib/python3.*/site-packages")
+        (site / "project.pth").write_text(f"{project}\n")
+    spec = {"argv": ["x"], "display_name": "x", "language": "x"}
+    kernels = "share/jupyter/kernels"
+    secrets_in = {
+        project: (".env", ".git/config", ".envrc", ".tox/log", ".aws/credentials"),
+        venv: (
+            *("pip.conf", "pip.ini", "etc/jupyter/jupyter_server_config.json", "etc/npmrc"),
+            *("conda-meta/state", "etc/conda/activate.d/env_vars.sh", ".netrc"),
+            *(f"{kernels}/mine/launch.json", f"{kernels}/broken/kernel.json"),
+        ),
+    }
+    for folder, names in secrets_in.items():
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(canary)
+    for name, more in {"other": {"env": {"TOKEN": canary}}, "plain": {}}.items():
+        (venv / kernels / name).mkdir()
+        (venv / kernels / name / "kernel.json").write_text(json.dumps({**spec, **more}))
+    (venv / "etc/fonts").mkdir()
+    (venv / "etc/fonts/fonts.conf").touch()
+    (project / "module.py").touch()
+    with victim.jail(python=str(venv / "bin/python")) as jail:
+        found, readable = jail.answer(_FIND, str(project), canary)
+        assert found == []
+        inside = os.path.relpath(venv, project)
+        wanted = ["pyvenv.cfg", "etc/fonts/fonts.conf", f"{kernels}/plain/kernel.json"]
+        needed = {os.path.normpath(f"{inside}/{name}") for name in wanted}
+        assert {"module.py", *needed} <= set(readable)
+        ran = jail.run("python3", "-c", "import module, sys; print(sys.version_info[:2] >= (3, 9))")
+        assert venv == project or ran["stdout"] == "True\n"
+
+
+def test_no_settings_of_the_system_prefix(jail: Jail) -> None:
+    """/usr/local/etc is shown with /usr, but what administrators keep there is not."""
+    for folder in ("/usr/local/etc", "/usr/etc"):
+        _, readable = jail.answer(_FIND, folder, "x")
+        kept = " ".join(SETTINGS.values()).replace("*", "").split()
+        assert [name for name in readable if not name.startswith(tuple(kept))] == []
+
+
+def test_a_program_in_the_home_folder_shows_itself_only(victim: Host) -> None:
+    """What a kernel's program in ~/bin makes readable is the program, not the keys beside it."""
+    program = victim.home / "bin" / "kernel"
+    program.parent.mkdir(exist_ok=True)
+    shutil.copy("/bin/true", program)
+    (program.parent / "key").write_text(victim.canary)
+    with victim.jail(readable=list(shown_with(str(program)))) as jail:
+        found, readable = jail.answer(_FIND, str(victim.home), victim.canary)
+        assert (found, readable) == ([], ["bin/kernel"])
+        assert jail.run(str(program))["exit_code"] == 0

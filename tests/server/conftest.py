@@ -4,6 +4,7 @@ leaves no sandbox behind."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
+from tests.emulators.running import Running, started
 from tests.kernels.conftest import own_folder
 from tests.kernels.live import jail_processes, wait_until
 
@@ -62,3 +64,19 @@ def server(make_server: StartServer) -> JupyterServer:
     server = make_server()
     server.start()
     return server
+
+
+@pytest.fixture
+def service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """Superserve's emulator, and kernels that run there."""
+    with started("superserve") as running:
+        for name, value in running.env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SANDBOX_KERNEL_BACKEND", "superserve")
+        monkeypatch.setenv("SANDBOX_KERNEL_LABEL", f"test-{secrets.token_hex(4)}")
+        yield running
+
+
+def statuses(service: Running) -> list[str]:
+    """Of all sandboxes."""
+    return [sandbox["status"] for sandbox in service.ask("GET", "/_emulator/sandboxes")]

@@ -15,7 +15,7 @@ from sandbox_kernel.sandboxes.local import LocalClient
 
 
 def members(init: int) -> list[int]:
-    """The processes of a jail: all that descend from its first."""
+    """The processes of a jail: its first, and all that descend from it."""
     found = [init]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").glob("*"):
@@ -39,22 +39,21 @@ class FreezerClient(LocalClient):
 def freezing(handle: SandboxHandle) -> SandboxHandle:
     """The handle, with ``pause`` and ``resume``."""
     info = handle.info
+    first = handle._record.data["init"][0]  # type: ignore[attr-defined]
 
     async def signalled(signum: int) -> None:
-        pid = (await info()).detail["pid"]
-        for member in members(pid)[1:]:
+        # The first one, too: it lets its keepers go on when code in the jail stops them.
+        for member in members(first):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signum)
 
     async def told() -> SandboxInfo:
-        known = await info()
-        state = ""
-        if known.detail.get("pid"):
-            for member in members(known.detail["pid"])[1:2]:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    stat = Path(f"/proc/{member}/stat").read_text()
-                    state = stat.rpartition(")")[2].split()[0]
-        return replace(known, status="paused") if state == "T" else known
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            stat = Path(f"/proc/{first}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] == "T":
+                name, id_ = handle.name, handle.id
+                return SandboxInfo(name, id_, handle.backend, "paused", 0.0)  # it cannot be asked
+        return await info()
 
     handle.pause = lambda: signalled(signal.SIGSTOP)  # type: ignore[method-assign]
     handle.resume = lambda: signalled(signal.SIGCONT)  # type: ignore[method-assign]

@@ -46,6 +46,11 @@ class JupyterServer:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
+        self.stdin: int = subprocess.DEVNULL
+
+    def options(self, *options: str) -> None:
+        """Add some, for the next start."""
+        self._options += options
 
     def start(self, *options: str, wait: bool = True) -> None:
         command = [*self._command, "--no-browser", "--allow-root"]
@@ -54,7 +59,7 @@ class JupyterServer:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self._options, *options],
-                stdin=subprocess.DEVNULL,
+                stdin=self.stdin,
                 stdout=log,
                 stderr=log,
                 cwd=self.root,
@@ -84,20 +89,33 @@ class JupyterServer:
         return self.request("GET", path)
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
+        try:
+            text = self._answer(method, path, body)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(
+                f"{method} {path}: {error} {error.read()!r}\n{self.log}"
+            ) from error
+        return json.loads(text) if text else None
+
+    def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        """A request that must fail; its status, and the message for the person."""
+        try:
+            self._answer(method, path, body)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, str(json.loads(error.read())["message"])
+        raise AssertionError(f"{method} {path} was answered")
+
+    def _answer(self, method: str, path: str, body: Any) -> bytes:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"token {TOKEN}", "Content-Type": "application/json"},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise AssertionError(
-                f"{method} {path}: {error} {error.read()!r}\n{self.log}"
-            ) from error
-        return json.loads(text) if text else None
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            text: bytes = answer.read()
+        return text
 
     def notebook(self, path: str, cells: tuple[str, ...] = ()) -> dict[str, Any]:
         """Write a notebook through the contents API: this is a save."""
@@ -134,6 +152,10 @@ class JupyterServer:
         }
         opened: dict[str, Any] = self.request("POST", "/api/sessions", body)
         return opened
+
+
+class NotDone(AssertionError):
+    """A cell does not come to its end."""
 
 
 class Tab:
@@ -180,9 +202,18 @@ class Tab:
         options = {"silent": False, "store_history": True, "stop_on_error": False}
         return self.send("execute_request", {"code": code, **options})
 
-    def read(self) -> dict[str, Any]:
-        """The next message."""
-        channel, parts = deserialize_msg_from_ws_v1(self._socket.recv())
+    def read(self, within: float = PATIENCE) -> dict[str, Any]:
+        """The next message. The server's pings do not count: they come for ever."""
+        deadline = time.monotonic() + within
+        opcode = 0
+        while opcode != websocket.ABNF.OPCODE_BINARY:
+            left = deadline - time.monotonic()
+            assert left > 0, f"nothing came for {within:.0f} s\n{self._server.log}"
+            self._socket.settimeout(left)
+            opcode, data = self._socket.recv_data(control_frame=True)
+            if opcode == websocket.ABNF.OPCODE_CLOSE:
+                raise websocket.WebSocketConnectionClosedException("the server has closed it")
+        channel, parts = deserialize_msg_from_ws_v1(data)
         header, parent, _, content = (json.loads(part) for part in parts[:4])
         message = {
             "channel": channel,
@@ -202,9 +233,11 @@ class Tab:
         except (websocket.WebSocketException, OSError):
             self._socket.close()
 
-    def until_done(self, request: str) -> dict[str, Any]:
-        """Read until a cell has ended, with its reply; the reply's content."""
-        while True:
+    def until_done(self, request: str, within: float = 2 * PATIENCE) -> dict[str, Any]:
+        """Read until a cell has ended, with its reply; the reply's content. NotDone if it goes on,
+        and prints, for longer."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
             mine = [m for m in self.messages if m["parent"] == request]
             replies = [m for m in mine if m["kind"] == "execute_reply"]
             idle = [m for m in mine if m["content"].get("execution_state") == "idle"]
@@ -212,6 +245,7 @@ class Tab:
                 content: dict[str, Any] = replies[0]["content"]
                 return content
             self.read()
+        raise NotDone(f"the cell goes on after {within:.0f} s")
 
     def text(self, request: str) -> str:
         """What a cell printed, as a client shows it that knows each message once."""

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.workspace import Store, name_for_notebook
-from tests.emulators.running import Running, started
+from tests.emulators.running import Running
 from tests.kernels.live import wait_until
 
-from .conftest import StartServer
+from .conftest import StartServer, statuses
 from .running import JupyterServer, Tab
-
-
-@pytest.fixture
-def service(folder: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    with started("superserve") as running:
-        for name, value in running.env.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("SANDBOX_KERNEL_BACKEND", "superserve")
-        monkeypatch.setenv("SANDBOX_KERNEL_LABEL", f"test-{secrets.token_hex(4)}")
-        yield running
-
-
-def statuses(service: Running) -> list[str]:
-    return [sandbox["status"] for sandbox in service.ask("GET", "/_emulator/sandboxes")]
 
 
 def saves(server: JupyterServer, path: str) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
+from tests.kernels.conftest import KernelStarter
 from tests.kernels.live import wait_until
 
 from .conftest import StartServer
@@ -41,6 +44,12 @@ def test_three_kernels_survive(server: JupyterServer, signum: signal.Signals) ->
         busy.read()
 
     server.end(signum)
+    if signum == signal.SIGTERM:  # what waits, for how long, and how to end it
+        assert re.search(
+            r"goes on without the server, in sandbox (\S+): for 1 h at most, or until a server "
+            rf"for {re.escape(str(server.root))} takes it over. `sandbox-kernel rm \1` ends it",
+            server.log,
+        )
     for tab in tabs:
         tab.drain()
     before = busy.text(cell).count("\n")
@@ -168,3 +177,32 @@ def test_shutdown_that_deletes(make_server: StartServer) -> None:
     assert the_sandbox()
     server.end(signal.SIGTERM)
     wait_until(lambda: not Records().list("local"), "the end of the sandbox")
+
+
+@pytest.mark.slow
+def test_what_has_the_name_only_is_not_adopted(server: JupyterServer, folder: Path) -> None:
+    """While there is no server, its sandbox is removed and somebody else makes one of the same
+    name, with a kernel in it. The next server does not take it, and that kernel goes on. Nor does
+    it touch, or forget, the kernel of a server on another host that has the same home folder."""
+    kernel = server.session("n.ipynb")["kernel"]["id"]
+    server.end(signal.SIGKILL)
+    name = the_sandbox()
+    asyncio.run(LocalClient().remove(name))
+    [kept] = (folder / "data" / "servers").glob("*.json")
+    away = {**json.loads(kept.read_text()), "kernel_id": "away", "server": "0" * 16}
+    away["place"] = {"host": "other-host", "machine": "m", "boot": "b", "pids": "p"}
+    (folder / "data" / "servers" / "away.json").write_text(json.dumps(away))
+    starter = KernelStarter()
+    try:
+        live = starter(name=name)
+        live.ok("x = 1")
+        server.start()
+        reports = {r["kernel_id"]: r["reason"] for r in server.get("/sandbox-kernel/api/adoption")}
+        assert server.get("/api/kernels") == []
+        assert "another one" in reports[kernel]
+        assert "has its name" in reports[kernel]
+        assert reports["away"] == "it belongs to the host other-host"
+        assert (folder / "data" / "servers" / "away.json").exists()
+        assert live.ok("x").value == "1"
+    finally:
+        starter.shut_down()

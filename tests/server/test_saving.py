@@ -141,14 +141,62 @@ def test_notebooks_that_move(server: JupyterServer) -> None:
 
 
 @pytest.mark.slow
+def test_a_workspace_belongs_to_its_notebook(server: JupyterServer) -> None:
+    """A notebook is deleted in a shell, and its kernel shut down. A new one under its name has none
+    of its files. Another one is renamed to that name, with saves going on meanwhile: they are all
+    under the new name, and it is opened again with its own files."""
+    server.notebook("taken.ipynb", ("theirs = 1",))
+    session, tab = open_notebook(server, "taken.ipynb")
+    tab.run("open('theirs', 'w').write('1')")
+    tab.close()
+    server.request("DELETE", f"/api/sessions/{session}")
+    saved(server, "taken.ipynb")
+    (server.root / "taken.ipynb").unlink()
+    server.request("PUT", "/api/contents/taken.ipynb", {"type": "notebook"})
+    session, tab = open_notebook(server, "taken.ipynb")
+    look = "import os; print(sorted(os.listdir()))"
+    said = " ".join(tab.run(look).split())  # it is broken into lines, wherever that may be
+    assert said.endswith(" writes its files. []")
+    tab.run("open('second', 'w').write('1')")
+    tab.close()
+    server.request("DELETE", f"/api/sessions/{session}")
+    saved(server, "taken.ipynb")
+    (server.root / "taken.ipynb").unlink()
+
+    server.notebook("n.ipynb", ("ours = 1",))
+    session, tab = open_notebook(server, "n.ipynb")
+    tab.run("import os; open('ours', 'wb').write(os.urandom(30_000_000))")
+    server.notebook("n.ipynb", ("ours = 2",))
+    server.notebook("n.ipynb", ("ours = 3",))  # waits for the first, while the notebook moves
+    server.request("PATCH", "/api/contents/n.ipynb", {"path": "taken.ipynb"})
+    server.request("PATCH", f"/api/sessions/{session}", {"path": "taken.ipynb"})
+    tab.run("open('ours', 'w').write('22')")
+    server.notebook("taken.ipynb", ("ours = 4",))
+    name = workspace_of(server, "taken.ipynb")
+    wait_until(
+        lambda: [s.bytes for s in saves(server, "taken.ipynb")][-1:] == [2] or None,
+        "the last save, under the new name",
+    )
+    wait_until(lambda: server.log.count("is kept as") == 2, "both leftovers in the log")
+    assert not saves(server, "n.ipynb")
+    kept = [n for n in Store.open().names(retired=True) if n != name]
+    assert len(kept) == 2
+    tab.close()
+    server.request("DELETE", f"/api/sessions/{session}")
+    _, tab = open_notebook(server, "taken.ipynb")
+    assert tab.run(look) == "['ours']\n"
+
+
+@pytest.mark.slow
 def test_first_opening_and_mirror(make_server: StartServer) -> None:
-    """By policy the folder beside the notebook is there, and results are written back."""
+    """By policy the folder beside the notebook is there, and results are written back; at the next
+    start what has changed beside the notebook is there, too, and conflicts are said in it."""
     server = make_server("--SandboxProvisioner.upload=folder", "--SandboxProvisioner.mirror=True")
     server.start()
     (server.root / "work").mkdir()
     (server.root / "work" / "data.csv").write_text("a,b\n1,2\n")
     server.notebook("work/n.ipynb")
-    _, tab = open_notebook(server, "work/n.ipynb")
+    session, tab = open_notebook(server, "work/n.ipynb")
     assert tab.run("print(open('data.csv').read(), end='')") == "a,b\n1,2\n"
     tab.run("open('result.txt', 'w').write('done')")
     server.notebook("work/n.ipynb", ("x",))
@@ -157,6 +205,29 @@ def test_first_opening_and_mirror(make_server: StartServer) -> None:
     assert result.read_text() == "done"
     # The notebook itself has changed on the host since it was uploaded, and is left alone.
     assert json.loads((server.root / "work" / "n.ipynb").read_text())["cells"][0]["source"] == ["x"]
+    # A cell that deletes everything deletes nothing here.
+    tab.run("import subprocess; subprocess.run('rm -rf ./*; echo > last', shell=True)")
+    server.notebook("work/n.ipynb", ("y",))
+    wait_until((server.root / "work" / "last").exists, "the next write-back")
+    assert (server.root / "work" / "data.csv").read_text() == "a,b\n1,2\n"
+    assert result.read_text() == "done"
+    assert json.loads((server.root / "work" / "n.ipynb").read_text())["cells"][0]["source"] == ["y"]
+
+    (server.root / "work" / "last").write_text("by the user")
+    tab.run("open('last', 'w').write('by the sandbox')")
+    tab.close()
+    server.request("DELETE", f"/api/sessions/{session}")
+    assert (server.root / "work" / "last").read_text() == "by the user"
+    (server.root / "work" / "data.csv").write_text("new")
+    (server.root / "work" / "more.csv").write_text("more")
+    _, tab = open_notebook(server, "work/n.ipynb")
+    assert tab.run("print(*(open(n + '.csv').read() for n in ('data', 'more')))").endswith(
+        "new more\n"
+    )
+    assert tab.run("print(open('last').read())") == "by the sandbox\n"
+    said = [m["content"]["text"] for m in tab.messages if m["content"].get("name") == "stderr"]
+    assert len(said) == 1
+    assert ": last. The kernel has those of the workspace" in " ".join(said[0].split())
 
 
 @pytest.mark.slow

@@ -32,6 +32,29 @@ def test_nbclient_with_a_named_workspace(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [save.files for save in Store.open().saves("work")] == [1]
 
 
+def test_a_folder_without_a_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SANDBOX_KERNEL_UPLOAD needs no name: the folder in which a kernel would run is there, whether
+    the client names it or is in it. Nothing is saved; and that nothing is mirrored is said."""
+    (folder / "root" / "data.csv").write_text("beside")
+    monkeypatch.chdir(folder / "root")
+    monkeypatch.setenv("SANDBOX_KERNEL_UPLOAD", "folder")
+    assert run_notebook("print(open('data.csv').read())") == ["beside\n"]
+    monkeypatch.chdir(folder)
+    manager = KernelManager(kernel_name="sandbox")
+    monkeypatch.setenv("SANDBOX_KERNEL_MIRROR", "true")
+    manager.start_kernel(cwd=str(folder / "root"))
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=PATIENCE)
+    try:
+        assert run_cell(client, "print(open('data.csv').read())").text() == "beside\n"
+        assert "mirror" in manager.provisioner.notices[0]  # type: ignore[union-attr]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    assert not Store.open().names()
+
+
 def test_papermill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline's runs share the workspace of a notebook, named by its path: with each other, and
     with a server that opens it."""

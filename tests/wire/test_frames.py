@@ -173,3 +173,18 @@ def test_link_frames_have_no_number_and_session_frames_have_one(type_: int, seq:
     with pytest.raises(WireError, match="sequence number") as caught:
         FrameDecoder().feed(raw_frame(type_, seq=seq))
     assert caught.value.fatal
+
+
+def test_frames_can_be_had_a_few_at_a_time() -> None:
+    """Nothing is decoded before it is asked for, and nothing is lost or copied twice."""
+    frames = [Frame(DATA, 1, number, 0, b"x" * number) for number in range(1, 8)]
+    whole = b"".join(map(encode, frames))
+    decoder = FrameDecoder()
+    got = decoder.feed(whole[:-1], 3)
+    assert decoder.more
+    while decoder.more:
+        got += decoder.feed(b"", 3)
+    assert got == frames[:-1]
+    assert decoder.feed(b"", 3) == []
+    assert decoder.feed(whole[-1:], 3) == frames[-1:]
+    assert not decoder.more

@@ -50,7 +50,7 @@ from sandbox_kernel.guest.wire.mux import (
     WIDEST_WINDOW,
     Reset,
 )
-from sandbox_kernel.guest.wire.session import REPLAY_LIMIT, Session
+from sandbox_kernel.guest.wire.session import REPLAY_LIMIT, SPARE_FRAMES, Session
 from tests.wire.sides import PLENTY, Side
 
 MIB = 2**20
@@ -101,6 +101,7 @@ class Attacker:
 # --- arbitrary bytes
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_arbitrary_bytes_to_the_decoders(pieces: list[bytes]) -> None:
     """Frames, both codecs, and the filter before them."""
@@ -110,6 +111,7 @@ def test_arbitrary_bytes_to_the_decoders(pieces: list[bytes]) -> None:
         only_wire_errors(make_codec(name).decode, pieces)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([HELLO, WELCOME, REFUSE, ACK]), st.binary(max_size=300))
 def test_arbitrary_bytes_as_a_handshake(type_: int, payload: bytes) -> None:
     """Of any type."""
@@ -119,7 +121,7 @@ def test_arbitrary_bytes_as_a_handshake(type_: int, payload: bytes) -> None:
             decode(frame)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -173,7 +175,7 @@ MUTATION = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(MUTATION, min_size=1, max_size=5), st.sampled_from(CODECS), st.integers(1, 400))
 def test_mutated_traffic(mutations: list[tuple[str, int, bytes]], codec: str, piece: int) -> None:
     """Of an honest guest, on both codecs, in pieces of any size."""
@@ -257,7 +259,7 @@ def test_a_flood_of_streams_that_are_acknowledged_is_reset() -> None:
 
 
 def test_a_flood_of_streams_that_acknowledges_nothing_ends_the_session() -> None:
-    """The answers are not kept for ever."""
+    """Neither the answers nor the streams go on for ever."""
     attacker = Attacker(Side(host=True))
 
     def flood(id_: int) -> None:
@@ -265,9 +267,7 @@ def test_a_flood_of_streams_that_acknowledges_nothing_ends_the_session() -> None
         attacker.victim.out()
 
     error = only_wire_errors(flood, range(2, 10**6, 2))
-    assert str(error) == "a peer that acknowledges nothing"
-    assert error is not None
-    assert error.fatal
+    assert str(error) == "a flood of frames that move nothing"
 
 
 def test_open_and_reset_for_ever_holds_nothing() -> None:
@@ -366,12 +366,13 @@ def test_a_peer_that_never_acknowledges_gets_no_more_than_the_replay_buffer() ->
 
 
 def test_old_frames_for_ever_are_ignored() -> None:
-    """Replaying what is known changes nothing and is not acknowledged again and again."""
+    """Replaying what is known changes nothing and is not acknowledged again and again; more of it
+    than a bad network makes ends the link."""
     session = Session()
     session.attach(0, 0.0)
     frame = Frame(FIN, 1, 1, 0, b"")
     assert session.receive(frame, 0.0)
-    for _ in range(10_000):
+    for _ in range(SPARE_FRAMES):
         assert not session.receive(frame, 0.0)
     assert not session.pending
 

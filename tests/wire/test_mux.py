@@ -27,7 +27,7 @@ from sandbox_kernel.guest.wire.mux import (
     Reset,
     Stream,
 )
-from sandbox_kernel.guest.wire.session import REPLAY_LIMIT
+from sandbox_kernel.guest.wire.session import REPLAY_LIMIT, SPARE_FRAMES
 from tests.wire.sides import PLENTY, Side, data_of, frames_of, pair
 
 
@@ -388,3 +388,72 @@ def test_text_from_the_peer_is_made_readable() -> None:
     assert isinstance(event, Opened)
     assert event.target == "\ufffd"
     assert guest.mux.receive(raw(RESET, 1, b"\xff")) == Reset(event.stream, "\ufffd")
+
+
+def test_what_the_peer_may_not_have_got_is_known_by_stream() -> None:
+    """Data that waits for credit or for an acknowledgement; neither ends nor credits."""
+    host, guest = pair()
+    first, _ = opened(host, guest)
+    second, _ = opened(host, guest)
+    assert host.mux.undelivered() == []
+    first.write(b"question")
+    second.finish()
+    assert host.mux.undelivered() == [first]
+    sent = host.out()
+    assert host.mux.undelivered() == [first]
+    guest.feed(sent)
+    guest.mux.open("x", BULK)  # whatever is said acknowledges
+    host.feed(guest.out())
+    assert host.mux.undelivered() == []
+
+
+@pytest.mark.parametrize(
+    ("type_", "payload"),
+    [(CREDIT, b"\0\0\0\0"), (CREDIT, b"\0\0\0\1"), (BLOCKED, b""), (OPEN, b"\0x")],
+)
+def test_a_flood_without_data_ends_the_link(type_: int, payload: bytes) -> None:
+    """Credits of nothing, and the like, are numbered as any frame, and move as little."""
+    host, guest = pair()
+    ours, _ = opened(host, guest)
+    ids = range(2, 4 * SPARE_FRAMES, 2) if type_ == OPEN else [ours.id] * 2 * SPARE_FRAMES
+    frames = [raw(type_, id_, payload) for id_ in ids]
+    with pytest.raises(WireError, match="move nothing"):
+        list(map(host.mux.receive, frames))
+
+
+def test_data_for_streams_that_are_over_is_bounded_by_their_credit() -> None:
+    """The peer may not have known yet; what it had no credit for it cannot have sent."""
+    host, guest = pair()
+    ours, _ = opened(host, guest)
+    ours.reset("no more")
+    for _ in range(DEFAULT_WINDOW // CHUNK):
+        assert host.mux.receive(raw(DATA, ours.id, bytes(CHUNK))) is None
+    with pytest.raises(WireError, match="streams that are over") as caught:
+        host.mux.receive(raw(DATA, ours.id, b"x"))
+    assert caught.value.fatal
+    with pytest.raises(WireError, match="move nothing"):
+        list(map(host.mux.receive, [raw(FIN, ours.id)] * 2 * SPARE_FRAMES))
+
+
+def test_a_window_is_narrowed_for_a_slow_reader_and_widened_again() -> None:
+    """Credit is held back until no more is under way than the new window allows; when the reader
+    keeps up again, it grows as before, as far as the reader says."""
+    host, guest = pair()
+    ours, theirs = opened(host, guest)
+    ours.narrow(1)  # not below what each side may take for granted
+    theirs.write(bytes(2 * DEFAULT_WINDOW))
+    got = data_of(host.feed(guest.out()))
+    assert len(got) == DEFAULT_WINDOW
+    ours.consumed(DEFAULT_WINDOW - INITIAL_WINDOW)
+    assert not [f for f in frames_of(host.out()) if f.type == CREDIT]
+    ours.consumed(INITIAL_WINDOW)
+    guest.feed(host.out())
+    ours.widest = 2 * INITIAL_WINDOW
+    more = host.feed(guest.out())
+    assert len(data_of(more)) == INITIAL_WINDOW
+    for _ in range(3):
+        ours.consumed(len(data_of(more)))
+        host.mux.receive(raw(BLOCKED, ours.id))
+        guest.feed(host.out())
+        more = host.feed(guest.out())
+    assert ours._window == 2 * INITIAL_WINDOW

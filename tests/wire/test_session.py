@@ -22,9 +22,12 @@ from sandbox_kernel.guest.wire.session import (
     ACK_BYTES,
     ACK_FRAMES,
     DEAD_AFTER,
+    MAX_FLOODS,
     MAX_UNACKED_FRAMES,
     PING_AFTER,
     REPLAY_LIMIT,
+    SPARE_A_SECOND,
+    SPARE_FRAMES,
     Session,
 )
 from tests.wire.sides import frames_of
@@ -264,3 +267,44 @@ def test_checksums_of_payloads_are_a_matter_of_the_link() -> None:
     checked = b"".join(session.take())
     assert unchecked != checked
     assert frames_of(unchecked) == frames_of(checked)
+
+
+def flooded(session: Session, frame: Frame, now: float = NOW) -> tuple[int, WireError]:
+    """How many such frames the session takes, and how it ends."""
+    for number in range(100 * SPARE_FRAMES):
+        try:
+            session.receive(frame, now)
+        except WireError as error:
+            return number, error
+    raise AssertionError("it takes them for ever")
+
+
+@pytest.mark.parametrize("type_", [ACK, PING, PONG, WELCOME, DATA])
+def test_frames_that_move_nothing_end_the_link_and_then_the_session(type_: int) -> None:
+    """A peer that only acknowledges, pings or repeats itself costs time and brings nothing."""
+    session = attached()
+    assert session.receive(data(1), NOW)
+    useless = Frame(type_, 0, 1 if type_ == DATA else 0, 0, b"")
+    for attempt in range(MAX_FLOODS + 1):
+        count, error = flooded(session, useless)
+        assert count == SPARE_FRAMES
+        assert "move nothing" in str(error)
+        assert error.fatal == (attempt == MAX_FLOODS)
+        session.detach()
+        session.attach(0, NOW)
+
+
+def test_what_moves_something_allows_for_a_frame_that_does_not() -> None:
+    """A stream that delivers everything twice, pings as time goes by, and acknowledgements of
+    what was sent meanwhile are all well."""
+    session = attached()
+    for number in range(1, 3 * SPARE_FRAMES):
+        assert session.receive(data(number), NOW)
+        assert not session.receive(data(number), NOW)
+    for number in range(3 * SPARE_FRAMES):
+        session.receive(Frame(PING, 0, 0, 0, b""), number / SPARE_A_SECOND)
+        session.take()
+    now = 3 * SPARE_FRAMES / SPARE_A_SECOND
+    for number in range(1, 3 * SPARE_FRAMES):
+        session.send(FIN, 1)
+        session.receive(Frame(ACK, 0, 0, number, b""), now)

@@ -10,14 +10,16 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-FAULTS = ("error", "stall", "lost")
+FAULTS: tuple[str, ...] = ("error", "stall", "lost")
 
 
 class FaultyProxy:
-    """``rate`` of the calls break, as ``faults`` counts. ``url`` is where clients go."""
+    """``rate`` of the calls break, in one of the ways of ``kinds``, as ``faults`` counts. Writes
+    take ``delay`` seconds. ``url`` is where clients go."""
 
     def __init__(self, port: int, *, seed: int, stall: float) -> None:
-        self.rate = 0.0
+        self.rate = self.delay = 0.0
+        self.kinds = FAULTS
         self.faults: Counter[str] = Counter()
         self._dice = random.Random(seed)
         self._lock = threading.Lock()
@@ -35,6 +37,8 @@ class FaultyProxy:
                     time.sleep(stall)
                     self.close_connection = True
                     return None
+                if self.command == "PUT":
+                    time.sleep(proxy.delay)
                 server = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
                 try:
                     headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
@@ -75,7 +79,7 @@ class FaultyProxy:
         with self._lock:
             if self._dice.random() >= self.rate:
                 return ""
-            fault = self._dice.choice(FAULTS)
+            fault = self._dice.choice(self.kinds)
             self.faults[fault] += 1
             return fault
 

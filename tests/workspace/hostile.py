@@ -157,8 +157,11 @@ class Liar:
     def __init__(self, script: Callable[[Messages], None]) -> None:
         self._script = script
 
-    def persist(self, store: Store, name: str = "work", **limits: int) -> SaveReport:
+    def persist(
+        self, store: Store, name: str = "work", *, patience: float | None = None, **limits: int
+    ) -> SaveReport:
         with self._talking(PERSIST) as ours:
+            ours.settimeout(patience)
             facts = facts_of(name, "liar")
             return persist_over(ours, store, facts, "/w", limits=Limits(**limits))
 

@@ -5,25 +5,36 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.errors import ExportConflict, SandboxError, WorkspaceError, WorkspaceRefused
+from sandbox_kernel.errors import (
+    ExportConflict,
+    QuotaExceeded,
+    SandboxError,
+    WorkspaceError,
+    WorkspaceRefused,
+)
 from sandbox_kernel.guest.workspace.layout import CHUNK, digest
 from sandbox_kernel.guest.workspace.messages import (
     FAILED,
     HEADER,
+    IGNORE,
+    NOTE,
     OBJECT,
     OFFER,
     RESULT,
     Messages,
+    Stalled,
 )
 from sandbox_kernel.workspace import exports
 from sandbox_kernel.workspace.collect import verify
-from sandbox_kernel.workspace.exports import export, stays_inside
+from sandbox_kernel.workspace.exports import export
+from sandbox_kernel.workspace.links import stays_inside
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.guests import Guest, snapshot
@@ -128,6 +139,30 @@ def _chunk_as_tree(messages: Messages) -> None:
     result(messages, digest(tree).hex())
 
 
+def _small_trees(messages: Messages) -> None:
+    """Half a mebibyte of trees that would unpack to half a gibibyte."""
+    for number in range(64):
+        tree = b'{"entries": []}' + b" " * (8 * 2**20 - 100) + b"%d" % number
+        offer(messages, (TREE_KIND, tree))
+        messages.send(OBJECT, b"\1", zlib.compress(tree, 9))
+
+
+def _offers_without_end(messages: Messages) -> None:
+    """Of what is gone when it is asked for: nothing is sent, and nothing adds up."""
+    for number in range(10_000):
+        hashes = (digest(b"%d %d" % (number, n)) for n in range(100))
+        messages.send(OFFER, b"".join(b"\0" + hash_ for hash_ in hashes))
+        messages.receive()
+        for _ in range(100):
+            messages.send(OBJECT, b"\xff")
+
+
+def _ignores_without_end(messages: Messages) -> None:
+    for number in range(1000):
+        messages.send(IGNORE, b"*.%d" % number)
+        messages.receive()
+
+
 WIRE: dict[str, Callable[[Messages], None]] = {
     "object that was not asked for": lambda m: m.send(OBJECT, b"\0", DATA),
     "object with another hash": _other_hash,
@@ -150,6 +185,9 @@ WIRE: dict[str, Callable[[Messages], None]] = {
     "message of four gigabytes": lambda m: m.sock.sendall(HEADER.pack(2**32 - 1, RESULT)),
     "message of an unknown kind": lambda m: m.send(200, b""),
     "message of the host's": lambda m: m.send(ord("P"), b"{}"),
+    "small trees that become large": _small_trees,
+    "offers without end": _offers_without_end,
+    "ignore files without end": _ignores_without_end,
 }
 
 
@@ -157,7 +195,7 @@ WIRE: dict[str, Callable[[Messages], None]] = {
 def test_a_lying_guest_is_refused(attack: str, store: Store) -> None:
     """Whatever a sandbox says on the wire, it ends with a clear error and an unchanged store."""
     with pytest.raises(WorkspaceRefused, match="Sandbox 'liar' sent"):
-        Liar(WIRE[attack]).persist(store, max_bytes=10 * 2**20)
+        Liar(WIRE[attack]).persist(store, max_bytes=10 * 2**20, max_files=1000)
     assert store.latest("work") is None
     assert verify(store).problems == []
 
@@ -185,6 +223,47 @@ def test_a_lying_guest_is_refused_when_it_gets_files(
     guest.persist(store)
     with pytest.raises(WorkspaceRefused, match="Sandbox 'liar' sent something that makes no sense"):
         Liar(END[attack]).hydrate(store)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        lambda n: {"files": 0, "bytes": 0},
+        lambda n: {"files": n, "bytes": n},
+        lambda n: {"files": 10**12, "bytes": 10**15 + n},
+    ],
+    ids=["nothing", "hardly anything", "more than there can be"],
+)
+def test_notes_do_not_keep_a_save_alive(note: Callable[[int], object], store: Store) -> None:
+    """A sandbox that says for ever that it is at work, and offers nothing, is not waited for any
+    longer than one that is silent; nor is one in which the scan gets on by a file a second."""
+    sent = 0
+
+    def script(messages: Messages) -> None:
+        nonlocal sent
+        while True:
+            sent += 1
+            messages.send_json(NOTE, note(sent))
+            time.sleep(0.01)
+
+    with pytest.raises(Stalled, match="gets nowhere"):
+        Liar(script).persist(store, patience=0.5)
+    assert sent > 10
+    assert store.latest("work") is None
+
+
+def test_holes_are_not_free(store: Store) -> None:
+    """Ten thousand files of a gibibyte each that hold nothing fit any disk, but whoever copies or
+    looks through them as they seem is busy for long: there is a bound, told as a quota."""
+    tree = page(*(file(f"f{n:05}", "f", 0o644, 0, 2**30, [1024]) for n in range(10_000)))
+
+    def script(messages: Messages) -> None:
+        send_all(messages, (TREE_KIND, tree))
+        result(messages, digest(tree).hex())
+
+    with pytest.raises(QuotaExceeded, match="with their holes"):
+        Liar(script).persist(store, max_bytes=2**30)
+    assert Liar(script).persist(store, max_bytes=2**38).new
 
 
 def test_numbers_that_cannot_be(store: Store, guest: Guest) -> None:
@@ -264,6 +343,50 @@ def test_symlinks_do_not_lead_out(store: Store, tmp_path: Path, outside: Path) -
     assert sorted(os.listdir(target)) == ["kept", "sub"]
     assert os.listdir(target / "sub") == ["fine"]
     assert len(report.skipped) == 4
+
+
+def test_symlinks_do_not_lead_to_what_is_hidden(store: Store, tmp_path: Path) -> None:
+    """`results.csv -> .ssh/authorized_keys`: who then writes to results.csv on the host, writes
+    there. Neither directly, nor through other links, of the save or of the host, does a symlink
+    lead to a hidden name; a hard link to one comes as a file of its own."""
+    trees = Trees()
+    sub = page(["deep", "l", 0, "../.ssh/config"], ["fine", "l", 0, "../kept"])
+    trees.add(sub)
+    ssh = page(file("authorized_keys"))
+    trees.add(ssh)
+    trees.add(
+        page(
+            [".ssh", "d", 0o755, 0, digest(ssh).hex()],
+            ["hard", "h", ".ssh/authorized_keys"],
+            ["kept", *file("")[1:]],
+            ["later", "l", 0, "results.csv"],
+            ["loop", "l", 0, "loop"],
+            ["middle", "l", 0, "sub/../.ssh"],
+            ["out-by-host", "l", 0, "host-out/passwd"],
+            ["results.csv", "l", 0, ".ssh/authorized_keys"],
+            ["sub", "d", 0o755, 0, digest(sub).hex()],
+            ["through", "l", 0, "./way/authorized_keys"],
+            ["to-nothing", "l", 0, "sub/nothing.txt"],
+            ["via-host", "l", 0, "host-link/authorized_keys"],
+            ["way", "l", 0, ".ssh"],
+        )
+    )
+    plant(store, "work", trees)
+    target = tmp_path / "target"
+    (target / ".ssh").mkdir(parents=True)
+    (target / ".ssh" / "authorized_keys").write_text("the host's")
+    (target / "host-link").symlink_to(".ssh")
+    (target / "host-out").symlink_to(tmp_path)
+    report = export(store, "work", target, mirror=True)
+    assert sorted(report.written) == ["hard", "kept", "sub/fine", "to-nothing"]
+    left_out = {line.split(":")[0] for line in report.skipped}
+    assert left_out == {
+        *(".ssh", "later", "loop", "middle", "out-by-host", "results.csv", "sub/deep"),
+        *("through", "via-host", "way"),
+    }
+    (target / "hard").write_text("written by the user")
+    assert (target / ".ssh" / "authorized_keys").read_text() == "the host's"
+    assert (target / "hard").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError
+from sandbox_kernel.workspace import trash
 from sandbox_kernel.workspace.exports import export
 from sandbox_kernel.workspace.imports import import_folder
 from sandbox_kernel.workspace.reports import Limits, UploadPolicy
@@ -61,17 +63,118 @@ def test_upload_and_write_back(store: Store, guest: Guest, folder: Path) -> None
     assert (folder / "sub" / "more.csv").exists()
 
 
-def test_deletions_only_when_told(store: Store, guest: Guest, folder: Path) -> None:
-    """What the sandbox deleted is deleted on the host only if asked for, and not if changed."""
+def test_a_cell_deletes_nothing_on_the_host(store: Store, guest: Guest, folder: Path) -> None:
+    """A folder was uploaded, and a cell runs `rm -rf ./*`: the originals stay, the notebook among
+    them, whether deletions are mirrored or not. Of what the sandbox made itself, the copy on the
+    host goes to a trash folder when that is asked for, unless the host has changed it."""
+    import_folder(store, "work", folder, notebook=str(folder / "demo.ipynb"))
+    guest.hydrate(store)
+    for name in ("result", "sub/more", "touched"):
+        (guest.folder / name).write_text(name)
+    guest.persist(store)
+    export(store, "work", folder, mirror=True)
+    (folder / "touched").write_text("by the user")
+    originals = {p: p.read_text() for p in folder.rglob("*") if p.is_file()}
+    shutil.rmtree(guest.folder)
+    guest.folder.mkdir()
+    guest.persist(store)
+    assert export(store, "work", folder, mirror=True).deleted == []
+    assert {p: p.read_text() for p in folder.rglob("*") if p.is_file()} == originals
+
+    report = export(store, "work", folder, mirror=True, delete=True)
+    assert sorted(report.deleted) == ["result", "sub/more"]
+    assert report.trash.startswith(str(folder / ".sandbox-kernel-trash"))
+    assert (Path(report.trash) / "deleted" / "sub" / "more").read_text() == "sub/more"
+    for name in ("demo.ipynb", "data.csv", "sub/more.csv", "touched"):
+        assert (folder / name).read_text() == originals[folder / name]
+    # Nothing of the trash ever enters a sandbox.
+    import_folder(store, "again", folder, policy=UploadPolicy("folder", hidden=True))
+    assert not [p for p, _ in store.files(store.find("again")) if "trash" in p]
+    # Who wants what came from the host to go as well, says so; it is in the trash, too.
+    told = export(store, "work", folder, delete=True, delete_imported=True)
+    assert sorted(told.deleted) == ["data.csv", "demo.ipynb", "sub/more.csv"]
+    assert (Path(told.trash) / "deleted" / "data.csv").read_text() == "a,b\n"
+
+
+def test_a_cell_destroys_no_original(store: Store, guest: Guest, folder: Path) -> None:
+    """A cell truncates all that was uploaded, and that is mirrored: the originals are in the trash
+    folder. What the sandbox wrote there itself is replaced without a copy. The notebook is never
+    written at all."""
+    notebook = str(folder / "demo.ipynb")
+    import_folder(store, "work", folder, notebook=notebook)
+    guest.hydrate(store)
+    for path in (p for p in guest.folder.rglob("*") if p.is_file()):
+        path.write_text("")
+    (guest.folder / "result").write_text("1")
+    guest.persist(store)
+    report = export(store, "work", folder, mirror=True, notebook=notebook)
+    assert [line.split(":")[0] for line in report.skipped] == ["demo.ipynb"]
+    assert (folder / "demo.ipynb").read_text() == "{}"
+    assert (folder / "data.csv").read_text() == ""
+    kept = Path(report.trash) / "replaced"
+    assert {str(p.relative_to(kept)): p.read_text() for p in kept.rglob("*") if p.is_file()} == {
+        "data.csv": "a,b\n",
+        "sub/more.csv": "c,d\n",
+    }
+    (guest.folder / "data.csv").write_text("more")
+    (guest.folder / "result").write_text("2")
+    guest.persist(store)
+    report = export(store, "work", folder, mirror=True, notebook=notebook)
+    assert sorted(report.written) == ["data.csv", "result"]
+    assert not report.trash
+    # Also what --overwrite replaces against the host's changes can be had back.
+    (folder / "data.csv").write_text("by the user")
+    (guest.folder / "data.csv").write_text("by the sandbox")
+    guest.persist(store)
+    report = export(store, "work", folder, overwrite=True)
+    assert (Path(report.trash) / "replaced" / "data.csv").read_text() == "by the user"
+
+
+def test_what_was_deleted_can_be_made_again(store: Store, guest: Guest, folder: Path) -> None:
+    """A result that the sandbox deletes stays on the host, and is written over when the sandbox
+    makes it again: that is no conflict, for the host has not changed it. Where the sandbox has a
+    folder now, a mirror leaves the host's file alone, and writes all the rest."""
+    (guest.folder / "result").write_text("1")
+    guest.persist(store)
+    export(store, "work", folder, mirror=True)
+    (guest.folder / "result").unlink()
+    guest.persist(store)
+    export(store, "work", folder, mirror=True)
+    (guest.folder / "result").write_text("2")
+    guest.persist(store)
+    assert export(store, "work", folder, mirror=True).written == ["result"]
+    (guest.folder / "result").unlink()
+    (guest.folder / "result").mkdir()
+    (guest.folder / "result" / "inner").write_text("3")
+    (guest.folder / "rest").write_text("4")
+    guest.persist(store)
+    report = export(store, "work", folder, mirror=True)
+    assert report.written == ["rest"]
+    assert [line.split(":")[0] for line in report.skipped] == ["result"]
+    assert (folder / "result").read_text() == "2"
+
+
+def test_the_trash_is_bounded(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox that makes and deletes files all the time does not fill the host's disk with its
+    own rubbish, and cannot push an original out of the trash by that."""
+    monkeypatch.setattr(trash, "MOST_DELETED", 100_000)
     import_folder(store, "work", folder)
     guest.hydrate(store)
-    (guest.folder / "data.csv").unlink()
-    (guest.folder / "sub" / "more.csv").unlink()
+    (guest.folder / "data.csv").write_text("gone")
     guest.persist(store)
-    (folder / "data.csv").write_text("changed on the host")
-    report = export(store, "work", folder, delete=True)
-    assert report.deleted == ["sub/more.csv"]
-    assert (folder / "data.csv").read_text() == "changed on the host"
+    original = Path(export(store, "work", folder, mirror=True).trash) / "replaced" / "data.csv"
+    for _ in range(4):
+        (guest.folder / "rubbish").write_bytes(os.urandom(60_000))
+        guest.persist(store)
+        export(store, "work", folder, mirror=True, delete=True)
+        (guest.folder / "rubbish").unlink()
+        guest.persist(store)
+        assert export(store, "work", folder, mirror=True, delete=True).deleted == ["rubbish"]
+    left = list((folder / ".sandbox-kernel-trash").glob("*/deleted/rubbish"))
+    assert len(left) == 1
+    assert original.read_text() == "a,b\n"
 
 
 def test_conflicts(store: Store, guest: Guest, folder: Path) -> None:
@@ -92,6 +195,33 @@ def test_conflicts(store: Store, guest: Guest, folder: Path) -> None:
     assert (folder / "new").read_text() == "new"
     assert export(store, "work", folder, overwrite=True).written == ["data.csv"]
     assert (folder / "data.csv").read_text() == "by the sandbox"
+
+
+def test_changed_while_it_is_written(store: Store, guest: Guest, folder: Path) -> None:
+    """The user saves files while an export of many goes on: what was compared before that is not
+    written over, deleted, or taken for the sandbox's."""
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    (guest.folder / "old").write_text("old")
+    guest.persist(store)
+    export(store, "work", folder, mirror=True)
+    (guest.folder / "old").unlink()
+    for name in ("a", "data.csv", "new"):
+        (guest.folder / name).write_text("by the sandbox")
+    guest.persist(store)
+
+    def user(progress: object) -> None:
+        for name in ("data.csv", "new", "old"):
+            (folder / name).write_text("by the user")
+
+    report = export(store, "work", folder, mirror=True, delete=True, progress=user)
+    assert (report.written, report.deleted, report.trash) == (["a"], [], "")
+    listed = sorted(line.split(":")[0] for line in report.skipped)
+    assert listed == ["data.csv", "new", "old"]
+    for name in listed:
+        assert (folder / name).read_text() == "by the user"
+    with pytest.raises(ExportConflict):
+        export(store, "work", folder)
 
 
 def test_files_that_were_there(store: Store, guest: Guest, tmp_path: Path) -> None:
@@ -167,6 +297,58 @@ def test_hidden_files_of_a_sandbox_stay_there(store: Store, guest: Guest, folder
     report = export(store, "work", folder, hidden=True)
     assert sorted(report.written) == [".git/config", ".git/hooks/pre-commit", "sub/.envrc"]
     assert not report.skipped
+
+
+def test_holes_cost_nothing(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is nearly all hole, with a byte changed: comparing it with the host's does not
+    read the hole, and it stays one. Zeros that the host has there are the same."""
+    with (guest.folder / "big").open("wb") as file:
+        file.truncate(256 * 2**20)
+    guest.persist(store)
+    export(store, "work", folder, mirror=True)
+    with (guest.folder / "big").open("r+b") as file:
+        file.seek(200 * 2**20)
+        file.write(b"x")
+    guest.persist(store)
+    read = 0
+    pread = os.pread
+
+    def counting(fd: int, size: int, offset: int) -> bytes:
+        nonlocal read
+        read += size
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", counting)
+    assert export(store, "work", folder, mirror=True).written == ["big"]
+    assert read < 8 * 2**20
+    assert (folder / "big").stat().st_blocks * 512 < 8 * 2**20
+    with (folder / "big").open("r+b") as file:
+        file.write(bytes(2**20))
+    with (guest.folder / "big").open("r+b") as file:
+        file.seek(100 * 2**20)
+        file.write(b"y")
+    guest.persist(store)
+    assert export(store, "work", folder, mirror=True).written == ["big"]
+    assert read < 16 * 2**20
+
+
+def test_apparent_sizes_count(store: Store, guest: Guest, folder: Path) -> None:
+    """Programs of the host may read or copy a hole as so many zeros: what a file seems to hold
+    counts. An export says so; a mirror leaves the worst out, and writes the rest."""
+    for name, size in (("hole", 2**36), ("small hole", 2**30)):
+        with (guest.folder / name).open("wb") as file:
+            file.truncate(size)
+    (guest.folder / "result").write_text("42")
+    guest.persist(store)
+    with pytest.raises(QuotaExceeded, match="hole"):
+        export(store, "work", folder)
+    report = export(store, "work", folder, mirror=True)
+    assert sorted(report.written) == ["result", "small hole"]
+    assert [line.split(":")[0] for line in report.skipped] == ["hole"]
+    assert not (folder / "hole").exists()
+    assert export(store, "work", folder, limits=Limits(max_bytes=2**37)).written == ["hole"]
 
 
 def test_policies() -> None:

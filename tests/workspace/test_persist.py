@@ -18,6 +18,7 @@ from sandbox_kernel.guest.workspace.known import Folder
 from sandbox_kernel.guest.workspace.layout import CHUNK, PAGE_MOST, build_tree, pack, unpack
 from sandbox_kernel.guest.workspace.scan import Rules, Scan
 from sandbox_kernel.workspace.collect import verify
+from sandbox_kernel.workspace.imports import import_folder
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot
@@ -278,6 +279,40 @@ def test_ignored(store: Store, guest: Guest) -> None:
     # What is ignored is not deleted when a save is brought in.
     guest.hydrate(store, at=store.saves("work")[0].id)
     assert (root / "__pycache__" / "a.pyc").exists()
+
+
+def test_an_ignore_file_that_cannot_be_obeyed(guest: Guest, store: Store) -> None:
+    """A .sandboxignore that is too long, or cannot be read, might exclude what would be taken: the
+    save in the sandbox, and the upload from the host, are refused, and name the file. One whose
+    patterns are not UTF-8 is obeyed like any other."""
+    secret = os.fsencode(guest.folder) + b"/secret-\xff"
+    Path(os.fsdecode(secret)).write_text("secret")
+    path = guest.folder / ".sandboxignore"
+
+    def refuses(why: str) -> None:
+        with pytest.raises(WorkspaceError, match=rf"\.sandboxignore cannot be obeyed \(({why})"):
+            guest.persist(store)
+        with pytest.raises(WorkspaceError, match=rf"\.sandboxignore cannot be obeyed \(({why})"):
+            import_folder(store, "work", guest.folder)
+        assert store.latest("work") is None
+
+    path.write_bytes(b"#" * 70_000 + b"\nsecret-*\n")
+    refuses("it has more than 65536 bytes")
+    path.unlink()
+    path.mkdir()
+    refuses("it is no regular file")
+    path.rmdir()
+    os.mkfifo(path)
+    refuses("it is no regular file")
+    path.unlink()
+    path.symlink_to("elsewhere")
+    refuses("Too many levels of symbolic links|No such file or directory")
+    path.unlink()
+    path.write_bytes(b"secret-\xff\n")
+    save = guest.persist(store).save
+    assert [name for name, _ in store.files(save)] == [".sandboxignore"]
+    save = import_folder(store, "from-host", guest.folder).save
+    assert [name for name, _ in store.files(save)] == [".sandboxignore"]
 
 
 def test_quotas(store: Store, guest: Guest) -> None:

@@ -73,6 +73,24 @@ def test_s3(url: str, new_guest: NewGuest, tmp_path: object) -> None:
     assert not fresh.packs.names()
 
 
+def test_others_clean_up_on_s3(url: str, new_guest: NewGuest) -> None:
+    """A process that lives on reads what another's gc has written anew, and makes a store that was
+    deleted again."""
+    guest, other = new_guest("one"), new_guest("two")
+    store = Store.open(url)
+    for number in range(34):
+        (guest.folder / f"f{number}").write_text(str(number))
+        guest.persist(store)
+    assert collect(Store.open(url), grace=0).packs_rewritten == 34
+    other.hydrate(store)
+    assert snapshot(other.folder) == snapshot(guest.folder)
+    fsspec.filesystem("s3").rm(url, recursive=True)
+    (guest.folder / "more").write_text("more")
+    assert guest.persist(store).new
+    other.hydrate(Store.open(url))
+    assert snapshot(other.folder) == snapshot(guest.folder)
+
+
 @pytest.mark.slow
 def test_nothing_is_lost_on_a_bad_day(url: str, proxy: FaultyProxy, new_guest: NewGuest) -> None:
     """One call in six is answered with 500, never answered, or answered without anybody hearing

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sandbox_kernel.cli.parser import Commands, add_command, build_parser
 
 _SANDBOXES = "sandbox-kernel ps --all --quiet 2>/dev/null"
-_OF_SANDBOXES = ("rm", "pause", "resume", "logs", "exec", "shell")
+_OF_SANDBOXES = ("rm", "pause", "resume", "logs", "stats", "exec", "shell", "cp")
 
 
 def add(commands: Commands) -> None:

@@ -10,9 +10,9 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
 from sandbox_kernel.cli.parser import Commands, add_command
 from sandbox_kernel.cli.text import print_json
-from sandbox_kernel.errors import SpecError
 from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
-from sandbox_kernel.sandboxes.backends import backend_names
+from sandbox_kernel.jupyter.kernelspec import list_kernelspecs
+from sandbox_kernel.sandboxes.backends import backend_names, no_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
 from sandbox_kernel.text import printable
 
@@ -38,10 +38,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     unknown = sorted(set(arguments.backends) - set(backend_names()))
     if unknown:
-        raise SpecError(
-            f"There is no sandbox backend {unknown[0]!r}; installed are: "
-            f"{', '.join(backend_names())}."
-        )
+        raise no_backend(unknown[0])
     asked = arguments.backends or backend_names()
     found = foreground.run(_diagnose_all(asked))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
@@ -61,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{backend}: {'works' if works[backend] else 'does not work here'}")
             for check in found[backend]:
                 _print(check)
+        for spec in list_kernelspecs():
+            if spec.outdated:
+                _print(Diagnosis(None, f"kernel {spec.name}: outdated", spec.advice))
     needed = arguments.backends or [DEFAULT_BACKEND]
     return 0 if all(works.get(backend, False) for backend in needed) else 1
 

@@ -21,13 +21,14 @@ def add(commands: Commands) -> None:
         details="Its output comes through as it is written; its input is\nours unless that is a "
         "terminal (see `shell`). The exit code is the command's, 128+N if signal\nN ended it. "
         "Ctrl-C interrupts the command; a second one ends it.",
-        usage="NAME [options] -- CMD [ARGS...]",
+        usage="NAME [options] [--] CMD [ARGS...]",
         examples=(
             "exec kernel-1a2b3c4d -- ls -l /workspace",
             "exec kernel-1a2b3c4d --timeout 10 -- python -c 'print(1)'",
             "exec kernel-1a2b3c4d -- sh -c 'cat > data.csv' < data.csv",
         ),
         takes_command=True,
+        bare=True,
     )
     add_sandbox(parser)
     parser.add_argument("--timeout", type=positive, metavar="SECONDS", help="kill it after so long")

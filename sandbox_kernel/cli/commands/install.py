@@ -6,9 +6,22 @@ import argparse
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
-from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options, spec_values
-from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.jupyter.configuration import OWN_HELP, read_configuration
+from sandbox_kernel.cli.parser import (
+    VOLUME_HELP,
+    Commands,
+    add_command,
+    add_kernel_options,
+    add_spec_options,
+    kernel_values,
+    spec_values,
+)
+from sandbox_kernel.cli.text import note
+from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.jupyter.configuration import read_configuration
+
+_NOT_OF_LAUNCHERS = (
+    *("persist", "upload", "mirror", "mirror_delete", "pool_size", "keep_on_exit"),
+)
 
 
 def add(commands: Commands) -> None:
@@ -23,6 +36,7 @@ def add(commands: Commands) -> None:
         examples=(
             "install local --name small --memory-mib 512 --cpus 1",
             "install local --name project --python ./.venv/bin/python --readable ./data",
+            "install local --name analysis --upload folder --mirror --pool-size 1",
             "install local --name vscode --launcher     # for clients that know no provisioners",
             "install local --name sandbox-bash --language bash -- python -m bash_kernel -f "
             "{connection_file}",
@@ -48,13 +62,14 @@ def add(commands: Commands) -> None:
     place.add_argument(
         "--prefix", metavar="FOLDER", help="install there (default: this Python's environment)"
     )
-    pausing = parser.add_argument_group("hosted sandboxes and microVMs that can be paused")
-    pausing.add_argument("--pause-on-exit", action="store_true", help=OWN_HELP["pause_on_exit"])
-    pausing.add_argument(
-        "--idle-pause-seconds", metavar="SECONDS", type=float, help=OWN_HELP["idle_pause_seconds"]
-    )
+    parser.add_argument("--volume", metavar="NAME", help=f"with --launcher: {VOLUME_HELP}")
+    add_kernel_options(parser, leave_out=["backend"])
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
-    add_spec_options(parser, leave_out=["name"])
+    add_spec_options(
+        parser,
+        leave_out=["name"],
+        workspace="name of the saved workspace of all its kernels (default: one a notebook)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,12 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     from sandbox_kernel.sandboxes.backends import load_backend
     from sandbox_kernel.spec import SandboxSpec
 
-    values = spec_values(arguments)
+    values, settings = spec_values(arguments), kernel_values(arguments)
+    _check_launcher(arguments, values, settings)
     spec = SandboxSpec.from_mapping(values, where="the command line")
     client = load_backend(arguments.backend)
     client.check(spec)
-    pausing = _pausing(arguments)
-    check_pausing(read_configuration(pausing, default_name="kernel"), client)
+    check_pausing(read_configuration(settings, default_name="kernel", environ={}), client)
     if not arguments.unchecked:
         checks = foreground.run(diagnose(arguments.backend))
         problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
@@ -84,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         display_name=arguments.display_name,
         backend=arguments.backend,
         spec_config=values,
-        pausing=pausing,
+        settings=settings,
         argv=arguments.command or None,
         language=arguments.language or "python",
         launcher=arguments.launcher,
@@ -99,9 +114,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pausing(arguments: argparse.Namespace) -> dict[str, object]:
-    given = {
-        "pause_on_exit": arguments.pause_on_exit or None,
-        "idle_pause_seconds": arguments.idle_pause_seconds,
-    }
-    return {key: value for key, value in given.items() if value is not None}
+def _check_launcher(
+    arguments: argparse.Namespace, values: dict[str, object], settings: dict[str, object]
+) -> None:
+    """What a launcher cannot do is refused. Its kernels have no saved workspace, but the
+    sandbox's /workspace can be kept."""
+    if not arguments.launcher:
+        if arguments.volume:
+            arguments.parser.error(
+                "--volume is for --launcher. Other kernels have saved workspaces: --workspace"
+            )
+        return
+    useless = [key for key in _NOT_OF_LAUNCHERS if settings.get(key)]
+    if useless:
+        raise SpecError(
+            f"A kernel that is started through a launcher has no saved workspace and no pool, so "
+            f"{', '.join(useless)} would do nothing. Leave it out, or install without --launcher."
+        )
+    if "workspace" in values:
+        note("--workspace is called --volume for launchers; it still works, for now.")
+    if arguments.volume:
+        values["workspace"] = arguments.volume

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import secrets
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.run import configured
 from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options
 from sandbox_kernel.errors import SpecError
+
+_log = logging.getLogger(__name__)
 
 
 def add(commands: Commands) -> None:
@@ -36,27 +41,54 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--backend", metavar="BACKEND", help="default: local")
     parser.add_argument(
-        "--config", default="{}", metavar="JSON", help="the kernelspec's config; options win"
+        "--config-file", metavar="FILE", help="the kernelspec's config, as JSON; options win"
     )
-    add_spec_options(parser)
+    parser.add_argument(
+        "--config", metavar="JSON", help="the same in place; every user here can see it"
+    )
+    parser.set_defaults(reads_settings=True)
+    add_spec_options(parser, volume=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from sandbox_kernel.jupyter.guardian import Guardian
     from sandbox_kernel.jupyter.launcher import DEFAULTS, Launcher
 
-    config = {**DEFAULTS, **_config(arguments.config)}
+    config = {**DEFAULTS, **_config(arguments)}
     configuration = configured(arguments, config, f"kernel-{secrets.token_hex(4)}")
-    launcher = Launcher(arguments.connection_file, configuration, arguments.command)
+    if arguments.config is not None and not sys.flags.safe_path:
+        _log.warning(
+            "This kernelspec was written by an earlier version: it runs code of the notebook's "
+            "folder on this host. Install it again (`sandbox-kernel list` names it)."
+        )
+    launcher = Launcher(
+        arguments.connection_file, configuration, arguments.command, Guardian.start()
+    )
     # A server that was started in the background has SIGINT ignored, and so had we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return foreground.run(launcher.run(), on_signal=launcher.on_signal)
 
 
-def _config(text: str) -> dict[str, Any]:
+def _config(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.config_file is None:
+        return _parsed(arguments.config or "{}", "--config")
+    if arguments.config is not None:
+        raise SpecError("The config is given by --config-file or by --config, not by both.")
+    where = f"--config-file {arguments.config_file}"
+    try:
+        return _parsed(Path(arguments.config_file).read_text(encoding="utf-8"), where)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"{where} cannot be read ({error}). Install the kernel again, as the user who is to "
+            f"run it."
+        ) from None
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise SpecError(f"--config is not valid JSON ({error}).") from None
+        raise SpecError(f"{where} is not valid JSON ({error}).") from None
     if not isinstance(config, dict):
-        raise SpecError(f"--config takes a JSON object, not {text[:100]!r}.")
+        raise SpecError(f"{where} takes a JSON object, not {text[:100]!r}.")
     return config

@@ -6,7 +6,7 @@ import argparse
 
 from sandbox_kernel.cli.each import each, named
 from sandbox_kernel.cli.find import sandbox
-from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
+from sandbox_kernel.cli.parser import SANDBOX_HELP, Commands, add_command, add_which_backend
 
 
 def add(commands: Commands) -> None:
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         examples=("resume kernel-1a2b3c4d",),
     )
     for parser in (pausing, resuming):
-        parser.add_argument("names", nargs="+", metavar="NAME", help="as `ps` shows it")
+        parser.add_argument("names", nargs="+", metavar="NAME", help=SANDBOX_HELP)
         add_which_backend(parser)
 
 

@@ -8,10 +8,10 @@ import time
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find import Found, survey
 from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, note, print_json, table
+from sandbox_kernel.cli.text import age, limit, note, print_json, short_path, table, used
 from sandbox_kernel.text import printable
 
-_HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "LIMITS")
+_HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", "LIMITS")
 
 
 def add(commands: Commands) -> None:
@@ -21,11 +21,14 @@ def add(commands: Commands) -> None:
         run,
         "list sandboxes",
         details="KERNEL is the process id of the kernel in the sandbox, 'yes' if\nthere is one "
-        "whose id is not known, or '-'. With --json: a list of objects with the keys\nname, "
-        "backend, id, status (running, paused, stopped, gone), created (seconds since 1970),\n"
-        "kernel (true, false), kernel_pid (or null), elsewhere (true: another machine made it,\n"
-        "under the same $SANDBOX_KERNEL_LABEL), limits, oom_kills, last_kill. Backends that do\n"
-        "not answer are noted on stderr.",
+        "whose id is not known, 'not yet', or 'no kernel'. MEMORY is what is used and\nwhat may "
+        "be. With --json: a list of objects with the keys name, backend, id, status\n(running, "
+        "paused, stopped, gone), created (seconds since 1970), kernel (true, false),\nkernel_pid, "
+        "notebook, memory_used_mib, processes, cpu_seconds (each may be null),\nelsewhere (true: "
+        "another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved\n(why files in it "
+        "could not be saved, or null; `workspace save` tries again), limits\n(numbers), limits_by "
+        "(what holds each), oom_kills, last_kill. Backends that do not answer\nare noted on "
+        "stderr.",
         examples=("ps", "ps --all", "ps --json | jq -r '.[].name'"),
     )
     parser.add_argument("-a", "--all", action="store_true", help="also those that have stopped")
@@ -36,7 +39,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     found = foreground.run(survey(note))
-    shown = [sandbox for sandbox in found if sandbox.running or arguments.all]
+    shown = [sandbox for sandbox in found if sandbox.running or sandbox.unsaved or arguments.all]
     if arguments.json:
         print_json([_plain(sandbox) for sandbox in shown])
     elif arguments.quiet:
@@ -48,30 +51,51 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plain(sandbox: Found) -> dict[str, object]:
-    info = sandbox.info
+    info, usage = sandbox.info, sandbox.usage
     return {
         "name": info.name,
         "backend": info.backend,
         "id": info.id,
         "status": info.status,
         "created": info.created,
-        "kernel": sandbox.has_kernel and sandbox.running,
+        "kernel": sandbox.has_kernel and sandbox.running and not sandbox.starting,
         "kernel_pid": sandbox.kernel_pid if sandbox.running else None,
         "elsewhere": sandbox.elsewhere,
-        "limits": dict(info.limits),
+        "unsaved": sandbox.unsaved.reason if sandbox.unsaved else None,
+        "notebook": sandbox.notebook or None,
+        "memory_used_mib": round(usage.memory / 2**20, 1) if usage else None,
+        "processes": usage.processes if usage else None,
+        "cpu_seconds": usage.cpu_seconds if usage else None,
+        "limits": {field: limit(words) for field, words in info.limits.items()},
+        "limits_by": dict(info.limits),
         "oom_kills": info.oom_kills,
         "last_kill": info.last_kill,
     }
 
 
 def _row(sandbox: Found) -> tuple[str, ...]:
-    info = sandbox.info
-    kernel = str(sandbox.kernel_pid or "yes") if sandbox.has_kernel and sandbox.running else "-"
-    kernel = "elsewhere" if sandbox.elsewhere else kernel
+    info, usage = sandbox.info, sandbox.usage
     # By what a limit is held stands in brackets, and in --json.
     limits = (
         f"{field.removesuffix('_mib').replace('_', ' ')} {words.partition(' (')[0]}"
         for field, words in info.limits.items()
+        if field != "memory_mib"
     )
-    passed = age(time.time() - info.created)
-    return info.name, info.backend, info.status, passed, kernel, ", ".join(limits) or "-"
+    return (
+        info.name,
+        info.backend,
+        f"{info.status}, unsaved" if sandbox.unsaved else info.status,
+        age(time.time() - info.created),
+        _kernel(sandbox),
+        used(usage.memory if usage else None, info.limits.get("memory_mib", "")),
+        short_path(sandbox.notebook) or "-",
+        ", ".join(limits) or "-",
+    )
+
+
+def _kernel(sandbox: Found) -> str:
+    if sandbox.elsewhere:
+        return f"on {sandbox.place}" if sandbox.place else "elsewhere"
+    if not (sandbox.has_kernel and sandbox.running):
+        return "no kernel"
+    return "not yet" if sandbox.starting else str(sandbox.kernel_pid or "yes")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from functools import partial
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.each import each, named
 from sandbox_kernel.cli.find import Found, sandbox, survey
-from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
+from sandbox_kernel.cli.parser import SANDBOX_HELP, Commands, add_command, add_which_backend
 from sandbox_kernel.cli.text import note
+from sandbox_kernel.errors import SandboxError, SandboxNotFound
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.backends import backend_names
+from sandbox_kernel.sandboxes.left import all_left
+from sandbox_kernel.unsaved import Unsaved, unsaved_in
 
 
 def add(commands: Commands) -> None:
@@ -19,39 +26,56 @@ def add(commands: Commands) -> None:
         run,
         "remove sandboxes, with all that they hold",
         details="A sandbox that is named is removed\nwhether it runs or not: naming it is clear "
-        "enough. --all leaves sandboxes with a running\nkernel alone unless --force is given, and "
-        "asks first on a terminal. A sandbox that is not\nthere counts as removed. Named "
-        "workspaces (--workspace) are kept,\nand so are sandboxes of other machines, unless they "
+        "enough, but for files that\ncould not be saved (`ps` says 'unsaved'), which take --force. "
+        "--all leaves sandboxes with a\nrunning kernel alone unless --force is given, and asks "
+        "first on a terminal. A sandbox that\nis not there counts as removed. Volumes "
+        "(`run --volume`) are kept, and so are sandboxes of\nother machines, unless they "
         "are named.",
-        usage="NAME... | --all [--force]",
-        examples=("rm kernel-1a2b3c4d", "rm --all", "rm --all --force"),
+        usage="NAME... | --all [--force] | --left",
+        examples=("rm kernel-1a2b3c4d", "rm --all", "rm --all --force", "rm --left"),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="as `ps` shows it")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=SANDBOX_HELP)
     parser.add_argument("-a", "--all", action="store_true", help="all, but for running kernels")
     parser.add_argument(
-        "-f", "--force", action="store_true", help="with --all: running kernels too, unasked"
+        "-f",
+        "--force",
+        action="store_true",
+        help="unsaved files, and with --all running kernels, too",
+    )
+    parser.add_argument(
+        "--left",
+        action="store_true",
+        help="those that wait for a server that was stopped, or a process that was killed",
     )
     add_which_backend(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if bool(arguments.names) == arguments.all:
-        arguments.parser.error("name the sandboxes to remove, or say --all")
+    if [bool(arguments.names), arguments.all, arguments.left].count(True) != 1:
+        arguments.parser.error("name the sandboxes to remove, or say --all or --left")
+    if arguments.left:
+        backends = [arguments.backend] if arguments.backend else backend_names()
+        left: list[tuple[str, str | None]] = [(r.name, r.backend) for r in all_left(backends)]
+        return _remove_each(left, force=arguments.force)
     if not arguments.all:
-        return _remove_each(named(arguments))
+        return _remove_each(named(arguments), force=arguments.force)
     found = [
         sandbox
         for sandbox in foreground.run(survey(note))
         if arguments.backend in (None, sandbox.info.backend) and not sandbox.elsewhere
     ]
-    spared = [s for s in found if s.has_kernel and s.running and not arguments.force]
+    force = arguments.force
+    spared = [s for s in found if not force and ((s.has_kernel and s.running) or s.unsaved)]
     doomed = [s for s in found if s not in spared]
     for kept in spared:
+        if kept.unsaved:
+            note(_refusal(kept.unsaved))
+            continue
         note(f"{kept.info.name} has a running kernel and stays. Add --force, or name it.")
     if doomed and not arguments.force and not _confirmed(doomed):
         note("Nothing was removed.")
         return 1
-    return _remove_each([(s.info.name, s.info.backend) for s in doomed])
+    return _remove_each([(s.info.name, s.info.backend) for s in doomed], force=True)
 
 
 def _confirmed(doomed: list[Found]) -> bool:
@@ -64,10 +88,22 @@ def _confirmed(doomed: list[Found]) -> bool:
         return False
 
 
-def _remove_each(sandboxes: list[tuple[str, str | None]]) -> int:
-    return each(sandboxes, _remove, absent="Nothing to remove.")
+def _remove_each(sandboxes: list[tuple[str, str | None]], *, force: bool) -> int:
+    return each(sandboxes, partial(_remove, force=force), absent="Nothing to remove.")
 
 
-async def _remove(name: str, backend: str | None) -> None:
-    async with sandbox(name, backend) as (client, _):
-        await client.remove(name)
+async def _remove(name: str, backend: str | None, *, force: bool) -> None:
+    async with sandbox(name, backend) as (client, handle):
+        if not force:
+            with contextlib.suppress(SandboxNotFound):  # another machine made it
+                unsaved = unsaved_in(Records().load(client.backend, handle.name))
+                if unsaved is not None:
+                    raise SandboxError(_refusal(unsaved))
+        await client.remove(handle.name)
+
+
+def _refusal(unsaved: Unsaved) -> str:
+    return (
+        f"{unsaved}\nIt stays. Save them with `sandbox-kernel workspace save {unsaved.name}`, or "
+        f"give them up with --force."
+    )

@@ -25,9 +25,10 @@ def add(commands: Commands) -> None:
         "open a terminal in a sandbox",
         details="Runs bash, or sh where there is no bash, or the\ncommand behind --. All keys, "
         "Ctrl-C too, go to the sandbox; leave with `exit` or Ctrl-D.",
-        usage="NAME [-- CMD [ARGS...]]",
+        usage="NAME [[--] CMD [ARGS...]]",
         examples=("shell kernel-1a2b3c4d", "shell kernel-1a2b3c4d -- python"),
         takes_command=False,
+        bare=True,
     )
     add_sandbox(parser)
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from sandbox_kernel.cli.commands import workspace_save
 from sandbox_kernel.cli.parser import Commands, add_command
 from sandbox_kernel.cli.text import age, note, print_json, table
 from sandbox_kernel.spec import NOTEBOOK
@@ -34,8 +35,9 @@ def add(commands: Commands) -> None:
         "look at saved workspaces, and bring them back",
         details="A workspace is\nwhat the code of a notebook has written, save by save, in a store "
         "that outlives the\nsandboxes: $SANDBOX_KERNEL_STORE, or a folder of Jupyter's data "
-        "folder. (The option\n--workspace of `install` and `run` is something else: a folder of "
-        "this machine that the\nlocal jail shows at /workspace.)",
+        "folder. Each notebook\nhas its own; kernels of `install --workspace NAME` share one. (A "
+        "volume, `run --volume`, is\nsomething else: a folder of this machine, at /workspace in a "
+        "local jail.)",
         examples=(
             "workspace list",
             "workspace log work/demo.ipynb",
@@ -50,6 +52,7 @@ def add(commands: Commands) -> None:
         _add_files,
         _add_show,
         _add_restore,
+        _add_save,
         _add_export,
         _add_import,
         _add_gc,
@@ -364,6 +367,21 @@ def _restore(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_save(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "save",
+        workspace_save.run,
+        "save files that could not be saved when their kernel ended",
+        details="Their\nsandbox is kept until then (`ps` says 'unsaved'), and goes afterwards. A "
+        "sandbox that was\nnot kept for that alone stays. --store saves them to another store than "
+        "they were meant for.",
+        usage="[NAME...] [--store URL]",
+        examples=("workspace save", "workspace save work/demo.ipynb", "workspace save demo"),
+    )
+    workspace_save.add_arguments(parser)
+
+
 def _add_export(commands: Commands) -> None:
     parser = _command(
         commands,
@@ -385,7 +403,14 @@ def _add_export(commands: Commands) -> None:
         help="also names that begin with a dot, which programs here may obey (.git/hooks, .bashrc)",
     )
     parser.add_argument(
-        "--delete", action="store_true", help="delete what the sandbox deleted, if not changed here"
+        "--delete",
+        action="store_true",
+        help="move to a trash folder what exports made here and the sandbox has deleted since",
+    )
+    parser.add_argument(
+        "--delete-imported",
+        action="store_true",
+        help="with --delete: also what came from this folder; never what has changed here",
     )
     _add_limits(parser)
 
@@ -414,6 +439,7 @@ def _export(arguments: argparse.Namespace) -> int:
             at=arguments.at,
             overwrite=arguments.overwrite,
             delete=arguments.delete,
+            delete_imported=arguments.delete_imported,
             hidden=arguments.hidden,
             limits=_limits(arguments),
             progress=line.files,
@@ -424,6 +450,8 @@ def _export(arguments: argparse.Namespace) -> int:
         print(f"deleted {_name(path)}")
     for problem in report.skipped:
         note(f"Left out: {problem}")
+    if report.trash:
+        note(f"What was replaced or deleted is in {report.trash}")
     return 0
 
 
@@ -477,8 +505,8 @@ def _add_gc(commands: Commands) -> None:
         _gc,
         "free what no save needs any more",
         details="Deletes\nworkspaces whose notebooks were deleted longer ago than the grace time, "
-        "and data that has\nbeen unused for so long. --grace 0 deletes at once; then no other "
-        "process may be saving.",
+        "and data that has\nbeen unused for so long. --grace 0 deletes at once, but for what a "
+        "save that goes on may need.",
         examples=("workspace gc", "workspace gc --keep 100", "workspace gc --grace 0"),
     )
     parser.add_argument(
@@ -506,6 +534,8 @@ def _gc(arguments: argparse.Namespace) -> int:
         f"{report.packs_deleted} packs deleted ({_size(report.bytes_freed)}), "
         f"{report.packs_rewritten} written anew, {report.waiting} wait for their grace time"
     )
+    if report.saving and report.waiting:
+        note(f"{report.saving} saves went on meanwhile, and may need some of it. Run it again.")
     return 0
 
 

@@ -7,9 +7,9 @@ request of the agent. In the child it simply returns: the interpreter goes on to
 nothing had been, with the right argv, sys.path, name and working directory.
 
 Requests come over a SOCK_SEQPACKET socket: JSON ``{"env": {...}, "cwd": "..."}`` with stdin,
-stdout and stderr as descriptors. The answer is ``{"pid": n}``, or ``{"stale": true}`` if the
-packages have changed since they were imported: then this process ends, and the agent starts
-another.
+stdout and stderr as descriptors, and maybe a layer of Landlock that the kernel is to get. The
+answer is ``{"pid": n}``, or ``{"stale": true}`` if the packages have changed since they were
+imported: then this process ends, and the agent starts another.
 
 Without a socket it is the first step of a kernel that is started plainly, and only lets the
 packages in that the image lacks. They come last on ``sys.path``, and neither the kernel's
@@ -26,6 +26,7 @@ SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
 PACKAGES_VARIABLE = "SANDBOX_KERNEL_PACKAGES"
 MAX_REQUEST = 2**20
 PR_SET_DUMPABLE = 4
+LANDLOCK_RESTRICT_SELF = 446
 
 # What a kernel has imported by the time that it has run its first cell.
 MODULES = (
@@ -93,6 +94,10 @@ def serve(fd: int) -> None:
     import signal
     import socket
 
+    # Kernels run under the same user: none may change what later ones are made from. What is left
+    # of an earlier one has a moment until here, unless it is under Landlock.
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     gc.disable()  # nothing that is imported will be garbage
     for name in MODULES:
         try:
@@ -102,13 +107,10 @@ def serve(fd: int) -> None:
     gc.freeze()
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)  # a module has started a thread, which no fork would have
-    # Kernels run under the same user: none may change what later ones are made from.
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     sock = socket.socket(fileno=fd)
     mark = fingerprint()
     while True:
-        message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 3)
+        message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 4)
         if not message:
             os._exit(0)
         if fingerprint() != mark:
@@ -128,14 +130,17 @@ def serve(fd: int) -> None:
             os._exit(0)
         os.setsid()
         sock.close()
-        for target, source in enumerate(fds):
+        if len(fds) > 3 and libc.syscall(LANDLOCK_RESTRICT_SELF, fds[3], 0) != 0:
+            os._exit(1)
+        for target, source in enumerate(fds[:3]):
             os.dup2(source, target)
+        for source in fds:
             os.close(source)
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
         signal.set_wakeup_fd(-1)
-        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         gc.unfreeze()
         gc.enable()
         return

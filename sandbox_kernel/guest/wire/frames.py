@@ -73,24 +73,33 @@ class FrameDecoder:
     """Cuts the bytes of one link into frames. After a WireError it must not be used again."""
 
     def __init__(self) -> None:
+        self.more = False
+        """Another frame may be complete already: ``feed(b"")`` returns it."""
         self._chunks: List[Buffer] = []
         self._have = 0
         self._need = HEADER_SIZE
 
-    def feed(self, data: Buffer) -> List[Frame]:
-        """Take the next bytes of the link; return the frames that they complete.
+    def feed(self, data: Buffer, most: int = 2**31) -> List[Frame]:
+        """Take the next bytes of the link; return the frames that they complete, but not more than
+        ``most``: decoding costs by the frame, and a link may be full of short ones.
 
         Payloads are views of the bytes given, so those must not change afterwards.
         """
-        self._chunks.append(data)
-        self._have += len(data)
+        if data:
+            self._chunks.append(data)
+            self._have += len(data)
+        self.more = False
         if self._have < self._need:
             return []
-        view = memoryview(data if len(self._chunks) == 1 else b"".join(self._chunks))
+        chunks = self._chunks
+        view = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         frames: List[Frame] = []
         at, end = 0, len(view)
         self._need = HEADER_SIZE
         while end - at >= HEADER_SIZE:
+            if len(frames) == most:
+                self.more = True
+                break
             length, crc = _LENGTHS.unpack_from(view, at)
             if length > MAX_PAYLOAD:
                 raise WireError("a frame of %d bytes" % length, fatal=False)

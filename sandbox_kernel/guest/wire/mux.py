@@ -25,6 +25,8 @@ WIDEST_WINDOW = 8 * 2**20
 MAX_WINDOW = 2**31 - 1
 MAX_STREAMS = 1024
 """Most streams that the peer may have open at once."""
+SMALL_CREDIT = 4096
+"""A credit of less is hardly worth its frame."""
 HIGH_WATER = 256 * 1024
 """A stream with so much waiting to be sent is full: its producer must stop."""
 MAX_TARGET = 4096
@@ -82,11 +84,13 @@ class Stream:
         self.waiting = False
         """The producer wants to be told (by ``Mux.pump``) when there is room again."""
         self.closed = False
+        self.widest = WIDEST_WINDOW
+        """How far the window may grow; for a reader that knows how much it takes."""
         self._mux = mux
         self._chunks: Deque[Buffer] = deque()
         self._credit = INITIAL_WINDOW
         self._granted = INITIAL_WINDOW  # credit that the peer has left
-        self._consumed = 0
+        self._unread = 0  # bytes that the reader has not consumed
         self._window = INITIAL_WINDOW
         self._fin_wanted = self._fin_sent = self._fin_received = False
         self._queued = False
@@ -117,26 +121,37 @@ class Stream:
 
     def consumed(self, size: int) -> None:
         """The reader is done with so many bytes: the peer may send as many again."""
-        self._consumed += size
-        if self._consumed * 4 >= self._window and not self.closed and not self._fin_received:
-            self._mux._session.send(CREDIT, self.id, _CREDIT.pack(self._consumed))
-            self._granted += self._consumed
-            self._consumed = 0
+        self._unread -= size
+        if self._due * 4 >= self._window and not self.closed and not self._fin_received:
+            self._grant()
 
     def widen(self, window: int) -> None:
         """Let the peer have up to ``window`` bytes under way on this stream."""
         self._window = window
-        more = window - self._granted - self._consumed
-        if more > 0:
-            self._mux._session.send(CREDIT, self.id, _CREDIT.pack(more))
-            self._granted += more
+        if self._due > 0:
+            self._grant()
+
+    def narrow(self, window: int) -> None:
+        """The reader is slow: let the peer have no more than ``window`` bytes under way, as soon as
+        those have been consumed that it has sent, or may send already."""
+        self._window = min(self._window, max(window, INITIAL_WINDOW))
+
+    @property
+    def _due(self) -> int:
+        """Credit that the peer may have in addition."""
+        return self._window - self._granted - self._unread
+
+    def _grant(self) -> None:
+        due = self._due
+        self._mux._session.send(CREDIT, self.id, _CREDIT.pack(due))
+        self._granted += due
 
     def _peer_blocked(self) -> None:
         """The peer had more to send than credit: on a long link the window is what limits it,
         unless the reader here is behind."""
-        unread = self._window - self._granted - self._consumed
-        if unread <= 0 and self._window < WIDEST_WINDOW and not self._fin_received:
-            self.widen(min(2 * self._window, WIDEST_WINDOW))
+        widest = min(self.widest, WIDEST_WINDOW)
+        if self._unread <= 0 and self._window < widest and not self._fin_received:
+            self.widen(min(2 * self._window, widest))
 
     @property
     def _ready(self) -> bool:
@@ -174,14 +189,16 @@ class Mux:
         self._next_id = 1 if host else 2
         self._last_peer_id = 0
         self._opened_by_peer = 0
+        self._late = 0  # bytes that the peer may have sent before it knew that streams are over
         self._queues: List[Deque[Stream]] = [deque() for _ in range(PRIORITIES)]
 
-    def open(self, target: str, priority: int) -> Stream:
-        """Open a stream to what ``target`` names on the other side."""
+    def open(self, target: str, priority: int, window: int = 0) -> Stream:
+        """Open a stream to what ``target`` names on the other side. ``window`` is for another
+        credit than usual."""
         stream = self._add(self._next_id, priority)
         self._next_id += 2
         self._session.send(OPEN, stream.id, _OPEN.pack(priority) + target.encode()[:MAX_TARGET])
-        stream.widen(self._window)
+        stream.widen(window or self._window)
         return stream
 
     def pump(self, budget: int) -> List[Stream]:
@@ -216,6 +233,11 @@ class Mux:
                 self._schedule(stream)
         return resumed
 
+    def undelivered(self) -> List[Stream]:
+        """Open streams with data from this side that the peer has not acknowledged."""
+        unacked = self._session.unacked_streams()
+        return [s for s in self.streams.values() if s.buffered or s.id in unacked]
+
     def receive(self, frame: Frame) -> Optional[Event]:
         """Take a session frame that ``Session.receive`` said is new; at most one event."""
         if frame.type == OPEN:
@@ -223,6 +245,7 @@ class Mux:
         stream = self.streams.get(frame.stream)
         if stream is None:
             self._check_was_open(frame.stream)
+            self._too_late(frame)
             return None
         if frame.type == DATA:
             return self._data(stream, frame.payload)
@@ -230,6 +253,7 @@ class Mux:
             self._credited(stream, frame.payload)
             return None
         if frame.type == BLOCKED:
+            self._session.wasted()  # made good by the data that came before it
             stream._peer_blocked()
             return None
         if frame.type == FIN:
@@ -255,8 +279,10 @@ class Mux:
         if not payload or payload[0] >= PRIORITIES or len(payload) > MAX_TARGET + 1:
             raise WireError("a stream opened with a wrong target", fatal=True)
         self._last_peer_id = id_
+        self._session.wasted()  # made good by what is said on it
         if self._opened_by_peer >= MAX_STREAMS:
             self._session.send(RESET, id_, b"too many streams")
+            self._late += INITIAL_WINDOW
             return None
         stream = self._add(id_, payload[0])
         self._opened_by_peer += 1
@@ -268,6 +294,7 @@ class Mux:
         if not payload:  # costs no credit, so nothing would bound how many a reader must hold
             raise WireError("empty data on stream %d" % stream.id, fatal=True)
         stream._granted -= len(payload)
+        stream._unread += len(payload)
         if stream._granted < 0 or stream._fin_received:
             raise WireError("more data on stream %d than allowed" % stream.id, fatal=True)
         return Data(stream, payload)
@@ -275,7 +302,10 @@ class Mux:
     def _credited(self, stream: Stream, payload: Buffer) -> None:
         if len(payload) != _CREDIT.size:
             raise WireError("a credit of %d bytes' length" % len(payload), fatal=True)
-        stream._credit += _CREDIT.unpack(payload)[0]
+        credit = _CREDIT.unpack(payload)[0]
+        if credit < SMALL_CREDIT:
+            self._session.wasted()
+        stream._credit += credit
         if stream._credit > MAX_WINDOW:
             raise WireError("too much credit on stream %d" % stream.id, fatal=True)
         self._schedule(stream)
@@ -284,6 +314,13 @@ class Mux:
         """Frames for a stream that has been closed here are late, not wrong."""
         if not 0 < id_ < (self._next_id if self._ours(id_) else self._last_peer_id + 1):
             raise WireError("a frame for stream %d, which never was" % id_, fatal=True)
+
+    def _too_late(self, frame: Frame) -> None:
+        if frame.type != DATA:
+            return self._session.wasted()
+        self._late -= len(frame.payload)
+        if self._late < 0 or not frame.payload:
+            raise WireError("more data than allowed on streams that are over", fatal=True)
 
     def _ours(self, id_: int) -> bool:
         return id_ % 2 == (1 if self._host else 0)
@@ -304,6 +341,7 @@ class Mux:
 
     def _forget(self, stream: Stream) -> None:
         stream.closed = True
+        self._late += 0 if stream._fin_received else stream._granted
         stream._chunks.clear()
         stream.buffered = 0
         stream._fin_wanted = stream._fin_sent = True

@@ -7,10 +7,10 @@ one-sided flow needs ACK frames of its own.
 """
 
 from collections import deque
-from typing import Deque, List, Tuple
+from typing import Deque, List, Set, Tuple
 
 from . import WireError
-from .frames import ACK, PING, PONG, REFUSE, Buffer, Frame, encode_header
+from .frames import ACK, DATA, PING, PONG, REFUSE, Buffer, Frame, encode_header
 
 REPLAY_LIMIT = 8 * 2**20
 """Bytes of unacknowledged payload after which no new DATA is taken from the streams."""
@@ -21,6 +21,13 @@ MAX_UNACKED_FRAMES = 65536
 ACK_BYTES = 128 * 1024
 ACK_FRAMES = 64
 """An ACK is sent after so much has been received without anything to send back."""
+
+SPARE_FRAMES, SPARE_A_SECOND = 4096, 100.0
+"""Frames that move nothing (acknowledgements of what is acknowledged, repetitions, tiny credits)
+which a peer may send at once, and as time goes by. Each piece of new data allows for one more."""
+
+MAX_FLOODS = 3
+"""So often a link is dropped for that; then the session ends."""
 
 PING_AFTER = 10.0
 DEAD_AFTER = 30.0
@@ -45,8 +52,13 @@ class Session:
         self._link_frames: List[Tuple[int, Buffer]] = []
         self._unacked_in_bytes = 0
         self._unacked_in_frames = 0
-        self._last_heard = 0.0
+        self.last_heard = 0.0
+        """When the peer was last known to be there, by the owner's clock."""
         self._last_ping = 0.0
+        self._acked = 0
+        self._spare = float(SPARE_FRAMES)
+        self._wasted_at = 0.0
+        self._floods = 0
 
     @property
     def room(self) -> bool:
@@ -72,7 +84,8 @@ class Session:
         self._unsent = deque(self._replay)
         self._link_frames = []
         self._unacked_in_bytes = self._unacked_in_frames = 0
-        self._last_heard = self._last_ping = now
+        self._spare, self._wasted_at = float(SPARE_FRAMES), now
+        self.last_heard = self._last_ping = now
 
     def detach(self) -> None:
         """The link is gone. What it carried is kept until it is acknowledged on another."""
@@ -110,12 +123,14 @@ class Session:
 
     def receive(self, frame: Frame, now: float) -> bool:
         """Take a frame from the link. True if it is new and must be handled by the owner."""
-        self._last_heard = now
-        self._acknowledged(frame.ack)
+        self.last_heard = now
+        news = self._acknowledged(frame.ack)
         if len(self._replay) > MAX_UNACKED_FRAMES:
             raise WireError("a peer that acknowledges nothing", fatal=True)
         if frame.seq:
             return self._in_order(frame)
+        if not news:
+            self.wasted()
         if frame.type == PING:
             if len(self._link_frames) < 8:
                 self._link_frames.append((PONG, bytes(frame.payload)))
@@ -125,9 +140,23 @@ class Session:
         # stream may deliver twice.
         return False
 
+    def wasted(self) -> None:
+        """The frame just received has moved nothing. A few do no harm, and many are a peer that
+        wants to keep this side busy."""
+        passed = (self.last_heard - self._wasted_at) * SPARE_A_SECOND
+        self._spare = min(float(SPARE_FRAMES), self._spare + passed) - 1
+        self._wasted_at = self.last_heard
+        if self._spare < 0:
+            self._floods += 1
+            raise WireError("a flood of frames that move nothing", fatal=self._floods > MAX_FLOODS)
+
+    def unacked_streams(self) -> Set[int]:
+        """Ids of the streams with DATA that the peer has not acknowledged."""
+        return {stream for _, type_, stream, _ in self._replay if type_ == DATA}
+
     def check_alive(self, now: float) -> bool:
         """For the owner's clock, every few seconds while attached. False: give this link up."""
-        silent = now - self._last_heard
+        silent = now - self.last_heard
         if silent >= DEAD_AFTER:
             return False
         if silent >= PING_AFTER and now - self._last_ping >= PING_AFTER:
@@ -137,17 +166,24 @@ class Session:
 
     def _in_order(self, frame: Frame) -> bool:
         if frame.seq <= self.received:
+            self.wasted()
             return False  # delivered twice
         if frame.seq != self.received + 1:
             raise WireError("frame %d after %d" % (frame.seq, self.received), fatal=False)
         self.received = frame.seq
         self._unacked_in_frames += 1
         self._unacked_in_bytes += len(frame.payload)
+        self._spare += frame.type == DATA  # bounded where it is spent
         return True
 
-    def _acknowledged(self, seq: int) -> None:
+    def _acknowledged(self, seq: int) -> bool:
+        """Whether something was not acknowledged before."""
         if seq >= self._next_seq:
             raise WireError("an acknowledgement of what was never sent", fatal=True)
+        if seq <= self._acked:
+            return False
+        self._acked = seq
         replay = self._replay
         while replay and replay[0][0] <= seq:
             self.unacked_bytes -= len(replay.popleft()[3])
+        return True

@@ -121,3 +121,20 @@ def pwrite_all(fd: int, data: "bytes | memoryview", offset: int) -> None:
         written = os.pwrite(fd, view, offset)
         view = view[written:]
         offset += written
+
+
+class Holes:
+    """Where a sparse file holds nothing; asked in ascending order."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._data = 0  # where the next data begins; all before it was asked about
+
+    def covers(self, offset: int, length: int) -> bool:
+        if self._data < offset + length:
+            try:
+                self._data = os.lseek(self._file, offset, os.SEEK_DATA)
+            except OSError:
+                self._data = self._size  # nothing but a hole up to the end
+        return self._data >= offset + length

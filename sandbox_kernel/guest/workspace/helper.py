@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import sys
 import traceback
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -14,6 +15,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from .apply import Apply
 from .folders import READ, pread_exactly
 from .known import Folder
+from .mapped import Mapped
 from .messages import (
     DONE,
     FAILED,
@@ -72,6 +74,8 @@ class Workspace:
             pass
         except TooMuch as error:
             self._failed(messages, "quota", str(error), error.offenders)
+        except IgnoreRefused as error:
+            self._failed(messages, "failed", str(error))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             traceback.print_exc()
             self._failed(messages, "failed", "%s: %s" % (type(error).__name__, error))
@@ -113,6 +117,7 @@ class Workspace:
                     full=full,
                     max_files=request["max_files"],
                     max_bytes=request["max_bytes"],
+                    mapped=Mapped(root),
                 )
                 found = scan.run(root).hex()
                 offers.finish()
@@ -137,6 +142,8 @@ class Workspace:
         )
         if not request["trees_only"]:
             kind, payload = messages.receive()
+            if kind == PERSIST:  # the store has lost what the host had relied on
+                return self._persist(messages, json.loads(payload))
             if kind != DONE:
                 raise ValueError("no end of a persist")
             self._agreed = (request["key"], json.loads(payload)["tree"])
@@ -148,7 +155,7 @@ class Workspace:
             folder.items[name].signature = folder.fingerprint = None
 
     def _rules_for(self, messages: Messages, request: Dict[str, Any]) -> Rules:
-        text = _read_ignore(self._root)
+        text = read_ignore(self._root)
         identity = hashlib.sha256(text).hexdigest() if text else ""
         rules = request["rules"]
         if identity != request["ignore"]:
@@ -175,6 +182,7 @@ class Workspace:
             full=False,
             max_files=2**60,
             max_bytes=2**60,
+            mapped=Mapped(self._root),
         )
         tree = scan.run(self._root).hex()
         if tree == request["tree"]:
@@ -201,17 +209,38 @@ class _Nowhere:
     def tree(self, hash_: bytes, data: bytes) -> None: ...
 
 
-def _read_ignore(root: str) -> bytes:
+class IgnoreRefused(Exception):
+    """An ignore file that cannot be obeyed. To do without it would save what it excludes."""
+
+
+def read_ignore(root: str, follow: bool = False) -> bytes:
+    """The ignore file of a folder, whole; empty if there is none. ``follow``: it may be a symlink.
+    Used by the host, too."""
+    path = os.path.join(root, IGNORE_FILE)
     try:
-        fd = os.open(os.path.join(root, IGNORE_FILE), READ)
-    except OSError:
-        return b""
+        fd = os.open(path, READ & ~os.O_NOFOLLOW if follow else READ)
+    except OSError as error:
+        if not os.path.lexists(path):
+            return b""
+        raise IgnoreRefused(_refusal(path, error.strerror)) from error
     try:
-        return pread_exactly(fd, MAX_IGNORE, 0)
-    except OSError:
-        return b""
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise IgnoreRefused(_refusal(path, "it is no regular file"))
+        text = pread_exactly(fd, MAX_IGNORE + 1, 0)
+    except OSError as error:
+        raise IgnoreRefused(_refusal(path, error.strerror)) from error
     finally:
         os.close(fd)
+    if len(text) > MAX_IGNORE:
+        raise IgnoreRefused(_refusal(path, "it has more than %d bytes" % MAX_IGNORE))
+    return text
+
+
+def _refusal(path: str, why: object) -> str:
+    return (
+        "%s cannot be obeyed (%s), so nothing was taken from this folder: it might be what the "
+        "file excludes. Mend or delete it." % (path, why)
+    )
 
 
 def serve(control: socket.socket) -> None:

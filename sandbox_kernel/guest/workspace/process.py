@@ -19,13 +19,14 @@ class Helper:
 
     def __init__(self) -> None:
         self._control: Optional[socket.socket] = None
+        self._pid = 0
 
     def hand_over(self, sock: socket.socket) -> None:
         """Let the helper serve this connection; closes it here. OSError if it cannot."""
         try:
             for attempt in (1, 2):
                 if self._control is None:
-                    self._control = _start()
+                    self._control, self._pid = _start()
                 try:
                     socket.send_fds(self._control, [b"."], [sock.fileno()])
                     return
@@ -37,19 +38,29 @@ class Helper:
         finally:
             sock.close()
 
+    def go_on(self) -> None:
+        """To be called after SIGCHLD: if the helper was stopped, by code in the sandbox, it is
+        continued."""
+        try:
+            if self._pid and os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG):
+                os.kill(self._pid, signal.SIGCONT)
+        except (ChildProcessError, ProcessLookupError):
+            self._pid = 0  # it has ended
+
     def close(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
 
 
-def _start() -> socket.socket:
+def _start() -> "tuple[socket.socket, int]":
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
-    if os.fork():
+    pid = os.fork()
+    if pid:
         theirs.close()
         ours.setblocking(False)
-        return ours
+        return ours, pid
     code = 1
     try:
         _become_helper(theirs, parent)

@@ -3,7 +3,7 @@
 A file counts as unchanged if inode, size, mode, mtime and ctime are as they were when it was read,
 and it had not been changed just before: a change within the clock's granularity would not show. The
 same is true of the names in a folder. So a scan of a folder in which nothing has changed costs one
-stat a file, and no hash.
+stat a file, and no hash. Files that are mapped into memory are a case of their own (``mapped``).
 """
 
 import os
@@ -12,7 +12,7 @@ import stat
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
 
-from .folders import FOLDER, READ, pread_exactly
+from .folders import FOLDER, READ, Holes, pread_exactly
 from .glance import Glance
 from .known import Folder, Item, signature_of, time_of
 from .layout import (
@@ -30,6 +30,7 @@ from .layout import (
     name_bytes,
     name_text,
 )
+from .mapped import Mapped
 
 _JUST_NOW = 100_000_000
 _ATTEMPTS = 3
@@ -82,6 +83,7 @@ class Scan:
         max_files: int,
         max_bytes: int,
         prune: bool = False,
+        mapped: "Optional[Mapped]" = None,
     ) -> None:
         self.problems: List[str] = []
         self.problem_count = 0
@@ -94,11 +96,14 @@ class Scan:
         self._files = self._bytes = 0
         self._links: Dict[Tuple[int, int], str] = {}
         self._glance = Glance()
+        self._mapped = mapped
 
     def run(self, path: str) -> bytes:
         """The hash of the tree. TooMuch if there is more than allowed."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            if self._mapped is not None:
+                self._mapped.distrust(self._cache)
             if not self._cache.hash:
                 self._survey(fd)  # before anything is read
             elif self._cache.rules is self._rules:
@@ -348,6 +353,7 @@ class Scan:
         for _ in range(_ATTEMPTS):
             file = os.open(name_bytes(name), READ, dir_fd=fd)
             try:
+                shows = self._mapped is None or self._mapped.shows_changes(file)
                 now = time.time_ns()
                 before = os.fstat(file)
                 if not stat.S_ISREG(before.st_mode):
@@ -366,7 +372,8 @@ class Scan:
             self.problem(prefix + name, "kept changing while it was read; saved as it was read")
             if chunks is None:
                 return known
-        settled = stable and max(before.st_ctime_ns, before.st_mtime_ns) < now - _JUST_NOW
+        moved = max(before.st_ctime_ns, before.st_mtime_ns)
+        settled = stable and shows and moved < now - _JUST_NOW
         entry = [
             name,
             "f",
@@ -387,7 +394,7 @@ class Scan:
         """The chunks of a file; None if it was shorter than it said."""
         size, total = status.st_size, 0
         chunks: List[Any] = []
-        holes = _Holes(file, size) if status.st_blocks * 512 < size else None
+        holes = Holes(file, size) if status.st_blocks * 512 < size else None
         for index in range(chunk_count(size)):
             length = chunk_length(size, index)
             if holes is not None and holes.covers(index * CHUNK, length):
@@ -472,23 +479,6 @@ class _Survey:
         self.biggest.append((size, prefix + entry.name))
         if len(self.biggest) > 8 * _OFFENDERS:
             self.biggest = sorted(self.biggest)[-_OFFENDERS:]
-
-
-class _Holes:
-    """Where a sparse file holds nothing; asked in ascending order."""
-
-    def __init__(self, file: int, size: int) -> None:
-        self._file = file
-        self._size = size
-        self._data = 0  # where the next data begins; all before it was asked about
-
-    def covers(self, offset: int, length: int) -> bool:
-        if self._data < offset + length:
-            try:
-                self._data = os.lseek(self._file, offset, os.SEEK_DATA)
-            except OSError:
-                self._data = self._size  # nothing but a hole up to the end
-        return self._data >= offset + length
 
 
 def _kind(mode: int) -> str:

@@ -14,6 +14,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_server._tz import utcnow
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
+from sandbox_kernel import places
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.claims import known_servers, taking_over
@@ -65,7 +66,10 @@ class Adopter:
     async def adopt_all(self) -> list[Outcome]:
         """Take over the kernels of all dead servers that served the same folder."""
         outcomes: list[Outcome] = []
+        away = [kept for kept in all_kept() if places.where(kept.place) == "elsewhere"]
+        outcomes += [_refused(k, f"it belongs to {places.in_words(k.place)}") for k in away]
         servers = {kept.server for kept in all_kept()} | known_servers()
+        servers -= {kept.server for kept in away}
         for server in sorted(servers - {self._server}):
             with taking_over(server) as dead:
                 # What was read before the lock may be another's by now.
@@ -127,7 +131,7 @@ class Adopter:
             raise
         manager.execution_state = last_state(recording, multi.track_message_type)
         self._know_protocol(manager, protocol_version(recording))
-        self._keep(replace(kept, server=self._server)).due = True
+        self._keep(replace(kept, server=self._server, place=places.here())).due = True
         await self._reopen_sessions(kept)
 
     async def _enter(self, manager: Any, provisioner: SandboxProvisioner, kept: KeptKernel) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel import places
+from sandbox_kernel.paths import data_dir, private_dir, write_atomically
 
 
 class Claim:
@@ -23,13 +25,14 @@ class Claim:
     def __init__(self) -> None:
         self.server = secrets.token_hex(8)
         self._path = _path(self.server)
+        write_atomically(_place(self._path), json.dumps(places.here()))
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
 
     def release(self) -> None:
         """The server is about to end: its kernels are for the next one. Idempotent."""
         if self._fd >= 0:
-            self._path.unlink(missing_ok=True)
+            _forget(self._path)
             os.close(self._fd)
             self._fd = -1
 
@@ -46,14 +49,35 @@ def taking_over(server: str) -> Iterator[bool]:
             yield False
             return
         yield True
-        path.unlink(missing_ok=True)
+        _forget(path)
     finally:
         os.close(fd)
 
 
 def known_servers() -> set[str]:
-    """Servers that have a lock, and dead ones that have left theirs."""
-    return {path.stem for path in _folder().glob("*.lock")}
+    """Servers of this host that have a lock, and dead ones that have left theirs. Whether those of
+    another host, which shares the folder, are dead cannot be known here."""
+    return {path.stem for path in _folder().glob("*.lock") if _of_this_host(path)}
+
+
+def _of_this_host(lock: Path) -> bool:
+    # Not in the lock itself: a process that closes a file loses its locks on it.
+    try:
+        place = json.loads(_place(lock).read_text())
+    except FileNotFoundError:
+        return True  # of an earlier version
+    except (OSError, ValueError):
+        return False
+    return isinstance(place, dict) and places.where(place) != "elsewhere"
+
+
+def _place(lock: Path) -> Path:
+    return lock.with_suffix(".host")
+
+
+def _forget(lock: Path) -> None:
+    lock.unlink(missing_ok=True)
+    _place(lock).unlink(missing_ok=True)
 
 
 def _path(server: str) -> Path:

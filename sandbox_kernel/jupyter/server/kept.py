@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel import places
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.paths import data_dir, private_dir, write_atomically
 
@@ -43,6 +44,8 @@ class KeptKernel:
     cwd: str | None = None
     sessions: list[dict[str, Any]] = field(default_factory=list)
     """Rows of the session manager: session_id, path, name, type."""
+    place: dict[str, str] = field(default_factory=places.here)
+    """Where the server is, or was: a folder may be shared with other hosts."""
     version: int = VERSION
 
     @property

@@ -7,13 +7,15 @@ when the operating system has taken all of it for the client's connection.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sandbox_kernel.errors import SandboxGone
 from sandbox_kernel.jupyter.server.kept import Seen, digest
+from sandbox_kernel.jupyter.server.voice import Voice
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.recordings import Recording
 from sandbox_kernel.tunnel.background import run
@@ -66,9 +68,16 @@ class Outlet:
     is to get first what no client has got yet."""
 
     def __init__(
-        self, kernel_id: str, kernel: Callable[[], SandboxedKernel | None], limit: int
+        self,
+        kernel_id: str,
+        kernel: Callable[[], SandboxedKernel | None],
+        limit: int,
+        hint: Callable[[Mapping[str, Any]], str],
     ) -> None:
         self.due = False
+        self.voice = Voice()
+        self.hint = hint
+        """What to say after an error of a cell (the content of its message); empty: nothing."""
         self._kernel = kernel
         self._limit = limit
         self._seen = Seen(kernel_id)
@@ -96,6 +105,9 @@ class Outlet:
         """The whole recording, the part of it that no client has got, and whether there may have
         been more, which had to make room."""
         recording = await self.recorded()
+        return await asyncio.to_thread(self._cut, recording)
+
+    def _cut(self, recording: Recording) -> tuple[Recording, list[list[bytes]], bool]:
         last = self._seen.last()
         if not last:
             return recording, recording.messages, recording.first > 0

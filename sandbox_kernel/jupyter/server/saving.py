@@ -16,11 +16,13 @@ from typing import Any
 from jupyter_server.utils import ApiPath, to_os_path
 
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.keeping import advice
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-from sandbox_kernel.jupyter.workspaces import open_store
+from sandbox_kernel.jupyter.workspaces import KernelWorkspace, open_store
 from sandbox_kernel.kernels import Log
 from sandbox_kernel.spec import NOTEBOOK
-from sandbox_kernel.workspace import Store, name_for_notebook
+from sandbox_kernel.unsaved import Unsaved
+from sandbox_kernel.workspace import Store, identity, name_for_notebook
 
 CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"
 SAVE_EVENTS = "https://sandbox-kernel.example/events/workspace_save/v1"
@@ -31,7 +33,8 @@ _PATIENCE = 30.0
 
 class Saver:
     """``kernels`` gives the running kernels of the server that are in sandboxes, by id, each with
-    the paths of its sessions as the contents service says them."""
+    the paths of its sessions as the contents service says them. ``say`` shows a text in a kernel's
+    notebooks: that a save has failed, and that one has not any more."""
 
     def __init__(
         self,
@@ -39,15 +42,19 @@ class Saver:
         root_dir: str,
         kernels: Callable[[], Mapping[str, tuple[SandboxProvisioner, list[str]]]],
         changed: Callable[[str], object],
+        say: Callable[[str, str], object],
         log: Log,
     ) -> None:
         self._events = events
         self._root_dir = root_dir
         self._kernels = kernels
         self._changed = changed
+        self._say = say
         self._log = log
         self._saving: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
+        self._failing: set[str] = set()
+        """Kernels whose last save has failed, which has been said in their notebooks."""
         self._moving = asyncio.Lock()
         events.register_event_schema(SCHEMA)
         events.add_listener(schema_id=CONTENTS_EVENTS, listener=self.on_contents)
@@ -79,7 +86,11 @@ class Saver:
     def _done(self, kernel_id: str, task: asyncio.Task[None]) -> None:
         self._saving.pop(kernel_id, None)
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("Saving failed: %r", task.exception(), exc_info=task.exception())
+            error = task.exception()
+            self._log.error(
+                "Saving the files of kernel %s failed: %r", kernel_id, error, exc_info=error
+            )
+            self._say_failed(kernel_id, f"{type(error).__name__}: {error}")
         if kernel_id in self._again:
             self._again.discard(kernel_id)
             self.save_soon(kernel_id)
@@ -101,12 +112,18 @@ class Saver:
             "notebook": workspace.notebook,
         }
         try:
+            await asyncio.to_thread(_note, workspace)
             report = await provisioner.save(wake=False)
         except (SandboxError, OSError) as error:
             self._log.error("Workspace %s was not saved: %s", workspace.name, error)
             self._tell({**told, "status": "failed", "message": str(error)})
+            self._say_failed(kernel_id, str(error))
             return
-        for problem in report.problems[:20]:
+        told["workspace"] = report.save.workspace  # the notebook may have been renamed meanwhile
+        if kernel_id in self._failing:
+            self._failing.discard(kernel_id)
+            self._say(kernel_id, f"The files of this notebook's kernel are saved again ({report}).")
+        for problem in report.save.problems[:20]:
             self._log.warning("Workspace %s: %s", workspace.name, problem)
         self._tell(
             {
@@ -118,6 +135,30 @@ class Saver:
                 "problems": list(report.problems[:20]),
                 "message": str(report),
             }
+        )
+
+    def tell_unsaved(self, kernel_id: str, unsaved: Unsaved) -> None:
+        """The last save of a kernel has failed, and its sandbox is kept."""
+        self._tell(
+            {
+                "kernel_id": kernel_id,
+                "workspace": unsaved.name,
+                "notebook": unsaved.notebook,
+                "status": "failed",
+                "message": advice(unsaved),
+            }
+        )
+
+    def _say_failed(self, kernel_id: str, reason: str) -> None:
+        """Once, until a save succeeds: notebooks are saved every two minutes by themselves."""
+        if kernel_id in self._failing:
+            return
+        self._failing.add(kernel_id)
+        self._say(
+            kernel_id,
+            f"The notebook was saved, but not the files that its cells wrote: {reason}\n"
+            f"They are still in the sandbox. Saving the notebook tries again; what has been saved "
+            f"is listed by `sandbox-kernel workspace log`.",
         )
 
     def _tell(self, data: dict[str, Any]) -> None:
@@ -134,18 +175,19 @@ class Saver:
             if late:
                 self._log.warning("%s moves while a save of its files goes on", subject)
         store = await asyncio.to_thread(open_store)
-        for notebook in await asyncio.to_thread(_notebooks_at, store, subject):
+        known = await asyncio.to_thread(_notebooks_at, store, subject)
+        open_ = [p.saved_workspace.notebook for _, p in self._running(subject) if p.saved_workspace]
+        for notebook in dict.fromkeys([*known, *open_]):
             name = name_for_notebook(notebook)
             if action == "delete":
                 if await asyncio.to_thread(store.retire, name):
                     self._log.info("Workspace %s is kept until gc: %s is gone", name, notebook)
                 continue
             moved = target + notebook[len(subject) :]
-            new = name_for_notebook(moved)
-            if action == "rename":
-                await asyncio.to_thread(store.rename, name, new, moved)
-            else:
-                await asyncio.to_thread(store.copy, name, new, moved)
+            follow = identity.move if action == "rename" else identity.copy
+            told = await asyncio.to_thread(follow, store, name, name_for_notebook(moved), moved)
+            for line in told:
+                self._log.warning("%s.", line)
         if action == "rename":
             for kernel_id, provisioner in self._running(source):
                 self._follow(kernel_id, provisioner, source, target)
@@ -171,10 +213,19 @@ class Saver:
             notebook=notebook,
             folder=os.path.dirname(notebook),
         )
+        if provisioner.kernel is not None:
+            provisioner.kernel.note(notebook=notebook)
         self._changed(kernel_id)
 
     def _on_host(self, path: str) -> str:
         return os.path.abspath(to_os_path(ApiPath(path), self._root_dir)) if path else ""
+
+
+def _note(workspace: KernelWorkspace) -> None:
+    """The notebook was saved: the store remembers what it is like."""
+    store = open_store()
+    name = identity.place_of(store, workspace.name, workspace.id)
+    identity.note(store, name, workspace.id, workspace.notebook)
 
 
 def _is_at(notebook: str, subject: str) -> bool:

@@ -1,4 +1,5 @@
-"""The connection between a browser and a kernel, which first sends what no client has got.
+"""The connection between a browser and a kernel, which first sends what no client has got, and by
+which the server speaks in the notebook (``voice``).
 
 The class is made from the one that the server uses. For kernels of other provisioners it changes
 nothing. For ours it notes which message was the last that a client got and, on the first
@@ -10,19 +11,26 @@ between the two and nothing is sent twice.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_msg_from_ws_v1,
+    serialize_msg_to_ws_v1,
+)
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-from sandbox_kernel.jupyter.server.replay import Outlet, open_envelope, unanswered
+from sandbox_kernel.jupyter.server.replay import Envelope, Outlet, open_envelope, unanswered
 
+_REQUEST = "execute_request"
 V1 = "v1.kernel.websocket.jupyter.org"
 _JOIN_ATTEMPTS, _JOIN_PAUSE = 40, 0.05
+_AT_ONCE = 100
+"""Messages that are replayed without a pause."""
 _MOST_HELD = 32 * 2**20
 """Bytes of live messages that wait for the recording to catch up with them."""
 
@@ -66,6 +74,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
 
     def connect(self) -> Any:
         self._outlet = outlet = self._outlets(self.kernel_id)
+        if outlet is not None:
+            outlet.voice.join(self)
         due = outlet is not None and outlet.due
         if outlet is not None and due:
             outlet.due = False
@@ -78,6 +88,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
 
     def disconnect(self) -> None:  # type: ignore[override]
         self._stop_joining()
+        if self._outlet is not None:
+            self._outlet.voice.leave(self)
         super().disconnect()
 
     def _stop_joining(self) -> None:
@@ -86,6 +98,62 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             self._joining = None
             if self._outlet is not None:
                 self._outlet.due = True  # the next client gets the rest
+
+    # --- from the browser to the kernel
+
+    def handle_incoming_message(self, incoming_msg: Any) -> None:
+        if self._outlet is not None:
+            request = self._execute_request(incoming_msg)
+            if request is not None:
+                self._outlet.voice.cell_sent(self, request)
+        super().handle_incoming_message(incoming_msg)
+
+    def _execute_request(self, message: str | bytes) -> dict[str, Any] | None:
+        """The header, if it is one. What is no message is for the server to refuse."""
+        try:
+            if self.subprotocol == V1 and isinstance(message, bytes):
+                channel, parts = deserialize_msg_from_ws_v1(message)
+                header = json.loads(parts[0]) if channel == "shell" else None
+            elif isinstance(message, str) and _REQUEST in message:
+                header = json.loads(message).get("header")
+            else:
+                header = None
+        except (ValueError, IndexError, AttributeError, RecursionError):
+            return None
+        found = isinstance(header, dict) and header.get("msg_type") == _REQUEST
+        return header if found else None
+
+    # --- the server's own words
+
+    @property
+    def tab(self) -> str:
+        return str(self.session.session)
+
+    def speak(self, text: str, cell: dict[str, Any]) -> None:
+        content = {"name": "stderr", "text": f"{text}\n"}
+        try:
+            self._send("iopub", self.session.msg("stream", content, parent=cell))
+        except WebSocketClosedError:
+            self.log.warning(
+                "The tab of kernel %s is gone, and was not told: %s", self.kernel_id, text
+            )
+
+    def _send_status_message(self, status: str) -> None:
+        """The kernel has died, and is restarted or given up. The cell that ran gets the reason as
+        its last output, for then the browser lets go of it; the status has it, too."""
+        provisioner = getattr(self.kernel_manager, "provisioner", None)
+        outlet = self._outlet
+        if outlet is None or not isinstance(provisioner, SandboxProvisioner):
+            super()._send_status_message(status)
+            return
+        iopub = self.channels.get("iopub")
+        if iopub is not None and not iopub.closed():
+            iopub.flush()  # what the dead kernel had said comes first
+        reason = provisioner.obituary
+        if reason:
+            outlet.voice.kernel_died(self, reason)
+        content = {"execution_state": status, **({"reason": reason} if reason else {})}
+        self._send("iopub", self.session.msg("status", content))
 
     # --- from the kernel to the browser
 
@@ -124,6 +192,19 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             super().handle_outgoing_message(iopub, parts)
         finally:
             self._message_id = ""
+        if envelope is not None:
+            self._hear(envelope)
+
+    def _hear(self, envelope: Envelope) -> None:
+        """What was passed on may be of interest to the server's voice."""
+        if self._outlet is None:
+            return
+        if envelope.kind == "error" and not self._unlimited:
+            cell = self._outlet.voice.cell(self, str(envelope.parent.get("msg_id")))
+            if cell is not None and (text := self._outlet.hint(envelope.content())):
+                self.speak(text, cell)
+        if envelope.kind == "status" and envelope.content().get("execution_state") == "idle":
+            self._outlet.voice.cell_ended(self, str(envelope.parent.get("msg_id")))
 
     @property
     def write_message(self) -> Callable[..., Any]:
@@ -157,11 +238,11 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             # The channels are opened by the caller of this turn of the loop.
             await asyncio.sleep(0)
             recording, messages, incomplete = await outlet.missed()
-            sent.update(_ids(recording.messages))
+            sent.update(await asyncio.to_thread(_ids, recording.messages))
             if incomplete:
                 self._tell_lost(messages)
-            self._replay(messages)
-            self._reply(unanswered(recording, len(messages)))
+            await self._replay(messages)
+            self._reply(await asyncio.to_thread(unanswered, recording, len(messages)))
             await self._first_live(outlet, sent, recording.next)
         except SandboxError as error:
             self.log.error(
@@ -193,21 +274,23 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
                 return
             recording = await outlet.recorded(since)
             since = recording.next
-            sent.update(_ids(recording.messages))
-            self._replay(recording.messages)
+            sent.update(await asyncio.to_thread(_ids, recording.messages))
+            await self._replay(recording.messages)
             if not first & sent:
                 await asyncio.sleep(_JOIN_PAUSE)
         self.log.warning("Kernel %s publishes what its sandbox does not record.", self.kernel_id)
 
-    def _replay(self, messages: Sequence[list[bytes]]) -> None:
+    async def _replay(self, messages: Sequence[list[bytes]]) -> None:
         if messages:
             self.log.info("Replaying %d messages of kernel %s", len(messages), self.kernel_id)
-        self._unlimited = True
-        try:
-            for parts in messages:
-                self._pass_on(parts)
-        finally:
-            self._unlimited = False
+        for start in range(0, len(messages), _AT_ONCE):
+            self._unlimited = True
+            try:
+                for parts in messages[start : start + _AT_ONCE]:
+                    self._pass_on(parts)
+            finally:
+                self._unlimited = False
+            await asyncio.sleep(0)  # other kernels' clients have a turn
 
     def _reply(self, ended: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """The replies that this client has missed."""

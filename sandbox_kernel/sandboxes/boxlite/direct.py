@@ -299,6 +299,8 @@ class DirectClient(SandboxClient):
         whose lease ran out. Called by ``create``; never raises for a single one."""
         for record in (*self._records.list(self.backend), *self._records.list(SNAPSHOTS)):
             try:
+                if record.where == "elsewhere":
+                    continue
                 if creation.cut_short(record) or await self._lease_over(record):
                     await self._destroy(record)
             except (OSError, SandboxError, sdk.BoxliteError) as error:

@@ -10,7 +10,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.paths import data_dir, runtime_dir
+from sandbox_kernel.programs import host_environment, own_python
 from sandbox_kernel.sandboxes.broker.process import EXIT_TAKEN, MAX_LOG
 from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup, Unread
 from sandbox_kernel.sandboxes.files import read_tail
@@ -25,9 +25,8 @@ from sandbox_kernel.sandboxes.files import read_tail
 START_TIMEOUT = 60.0
 _RETIRE_TIMEOUT = 30.0
 _RETRY = 0.02
-# The folder that a caller happens to be in must not be a place to import from.
 _PROGRAM = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "import sys; "
     "from sandbox_kernel.sandboxes.broker.process import main; sys.exit(main(*sys.argv[1:]))"
 )
 
@@ -123,7 +122,8 @@ class Place:
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, self.factory, str(self.socket)],
+                own_python("-c", _PROGRAM, self.factory, str(self.socket)),
+                env=host_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -108,7 +108,8 @@ class Broker:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                _log.warning("a client must wait: %s", error)  # no descriptor is left
+                # No descriptor is left.
+                _log.warning("A client of the broker must wait: %s", error)
                 await asyncio.sleep(_CHECK)
                 continue
             channel = Channel(sock)
@@ -120,6 +121,7 @@ class Broker:
             task.add_done_callback(self._connections.discard)
 
     async def _serve(self, channel: Channel) -> None:
+        request: Request = {}
         try:
             request = await asyncio.wait_for(channel.receive(), _REQUEST_TIMEOUT)
             if request.get("protocol") != PROTOCOL:
@@ -131,7 +133,10 @@ class Broker:
         except (Hangup, asyncio.TimeoutError):
             pass
         except Exception:  # noqa: BLE001  (the broker serves others, and goes on)
-            _log.exception("a request failed")
+            _log.exception(
+                "The request %r about sandbox %r failed in the broker.",
+                *(request.get("kind"), request.get("name")),
+            )
         finally:
             channel.close()
 
@@ -159,7 +164,8 @@ class Broker:
                 answer: Request = {"result": work.result()}
             except Exception as error:  # noqa: BLE001  (goes to whoever asked)
                 if not isinstance(error, SandboxError):
-                    _log.warning("%s failed", request.get("kind"), exc_info=error)
+                    what = request.get("kind"), request.get("name")
+                    _log.warning("%s of sandbox %r failed", *what, exc_info=error)
                 answer = error_message(error)
             await channel.send(answer)
         finally:

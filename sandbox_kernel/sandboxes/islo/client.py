@@ -312,7 +312,7 @@ class IsloClient(SandboxClient):
             except SandboxNotFound:
                 return
         else:
-            settled = await creation.settled(self._records, self.backend, record.name)
+            settled = await creation.settled(self._records, self.backend, record.name, hosted=True)
             if settled is None:
                 return
             record = settled

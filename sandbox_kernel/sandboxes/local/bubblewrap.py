@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.programs import find_program
 from sandbox_kernel.sandboxes.local import seccomp
 
 MINIMUM_VERSION = (0, 8, 0)
@@ -28,6 +28,7 @@ UID = GID = 1000
 
 _PROBE_TIMEOUT = 10.0
 _RUN_BYTES = 16 * 2**20
+_COVER_BYTES = 2**16
 _MAX_LINKS = 40
 
 # Where the jail was started by root, its processes are the host's uid 0 to the checks that /proc
@@ -73,7 +74,16 @@ class Symlink:
     target: str
 
 
-Mount = Bind | Symlink
+@dataclass(frozen=True)
+class Cover:
+    """Lies over what the jail would see at ``target``: an empty folder, in which other mounts may
+    lie, or a file that cannot be opened."""
+
+    target: str
+    is_file: bool = False
+
+
+Mount = Bind | Symlink | Cover
 
 _OWN_PLACES = ("/", "/tmp", "/run", "/var")  # noqa: S108
 _OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
@@ -95,7 +105,7 @@ def find() -> Bubblewrap:
     not depend on that. Raises SandboxUnavailable that names what was found and the fixes.
     """
     rejected = []
-    system = shutil.which("bwrap")
+    system = find_program("bwrap")
     if system is None:
         rejected.append("there is no bwrap on the PATH")
     else:
@@ -176,6 +186,7 @@ def jail_command(
     info_fd: int,
     block_fd: int,
     argv: Sequence[str],
+    views: Sequence[Bind] = (),
 ) -> list[str]:
     """The command line that starts a jail and runs ``argv`` in it as process 1.
 
@@ -189,7 +200,8 @@ def jail_command(
     there is something to read from ``block_fd``.
 
     ``binds`` may be in any order; a bind inside another one's folder lies on top of it, and of
-    two for the same target the later one counts. Raises SpecError for a target that would cover
+    two for the same target the later one counts. ``views`` are files that lie on top of all, also
+    of /proc. Raises SpecError for a target that would cover
     the jail's own parts.
     """
     command = [bwrap.path]
@@ -205,13 +217,22 @@ def jail_command(
     command += ["--dev", "/dev", *_tmpfs("/dev/shm", shm_bytes, "1777")]  # noqa: S108
     command += _tmpfs("/tmp", tmp_bytes, "1777")  # noqa: S108
     command += _tmpfs("/run", _RUN_BYTES, "0755")
-    for mount in _in_order([*_OWN_LINKS, *binds]):
+    in_order = _in_order([*_OWN_LINKS, *binds])
+    for mount in in_order:
         if isinstance(mount, Symlink):
             command += ["--symlink", mount.source, mount.target]
-        else:
+        elif isinstance(mount, Bind):
             option = "--bind" if mount.writable else "--ro-bind"
             command += [option, mount.source, mount.target]
-    command += ["--remount-ro", "/dev", "--remount-ro", "/"]
+        elif mount.is_file:
+            command += ["--ro-bind", "/dev/null", mount.target]
+        else:
+            command += _tmpfs(mount.target, _COVER_BYTES, "0555")
+    for view in views:
+        command += ["--ro-bind", view.source, view.target]
+    empty = [m.target for m in in_order if isinstance(m, Cover) and not m.is_file]
+    for target in (*empty, "/dev", "/"):
+        command += ["--remount-ro", target]
 
     command += ["--chdir", cwd, "--seccomp", str(seccomp_fd)]
     command += ["--info-fd", str(info_fd), "--block-fd", str(block_fd)]
@@ -240,24 +261,30 @@ def _proc_covers() -> Iterator[str]:
 
 
 def _in_order(binds: Sequence[Mount]) -> list[Mount]:
-    """Links first, then parents before what lies in them, each target once and without links.
+    """Parents before what lies in them, each target once and without links on the way to it.
 
-    bwrap makes the mount points itself, but would follow a link that the jail has in the host's
-    root, not in the jail's; so targets are resolved here.
+    bwrap makes the mount points itself, but earlier versions would follow a link that the jail
+    has in the host's root, not in the jail's, and later ones refuse it; so targets are resolved
+    here. Links go first, so that a folder which is shown can have them already; but those below a
+    cover lie on top of that.
     """
-    links = {mount.target: mount.source for mount in binds if isinstance(mount, Symlink)}
+    inside = _Inside(binds)
     mounts: dict[str, Mount] = {}
     for mount in binds:
         if isinstance(mount, Symlink):
             parent, name = os.path.split(mount.target)
-            target = _checked(os.path.join(_resolve(parent, links), name))
-            mounts[target] = Symlink(mount.source, target)
+            target = _checked(os.path.join(inside.resolve(parent), name))
         else:
-            target = _checked(_resolve(mount.target, links))
-            mounts[target] = Bind(mount.source, target, mount.writable)
-    return sorted(
-        mounts.values(), key=lambda m: (isinstance(m, Bind), m.target.rstrip("/").count("/"))
-    )
+            target = _checked(inside.resolve(mount.target))
+        mounts[target] = replace(mount, target=target)
+    covered = [mount.target for mount in mounts.values() if isinstance(mount, Cover)]
+
+    def order(mount: Mount) -> tuple[bool, int]:
+        below = any(mount.target.startswith(f"{cover}/") for cover in covered)
+        depth = mount.target.rstrip("/").count("/")
+        return not isinstance(mount, Symlink) or below, depth
+
+    return sorted(mounts.values(), key=order)
 
 
 def _checked(target: str) -> str:
@@ -269,24 +296,50 @@ def _checked(target: str) -> str:
     return target
 
 
-def _resolve(path: str, links: Mapping[str, str]) -> str:
-    """``path`` with the given links followed, as the jail's kernel would."""
-    if not path.startswith("/"):
-        raise SpecError(f"The jail shows files at absolute paths only, not at {path!r}.")
-    done, rest = "/", [part for part in path.split("/") if part]
-    followed = 0
-    while rest:
-        step = os.path.normpath(os.path.join(done, rest.pop(0)))
-        if step not in links:
-            done = step
-            continue
-        followed += 1
-        if followed > _MAX_LINKS:
-            raise SpecError(f"{path} cannot be shown in the jail: its links go round in a circle.")
-        text = links[step]
-        done = "/" if text.startswith("/") else done
-        rest = [part for part in text.split("/") if part] + rest
-    return done
+class _Inside:
+    """Paths as the jail's kernel sees them, before there is a jail."""
+
+    def __init__(self, mounts: Sequence[Mount]) -> None:
+        self._links = {m.target: m.source for m in mounts if isinstance(m, Symlink)}
+        self._shown = {m.target: m.source for m in mounts if isinstance(m, Bind)}
+        self._shown.update((m.target, "") for m in mounts if isinstance(m, Cover))
+
+    def resolve(self, path: str) -> str:
+        """``path`` with all links followed: those that are made, and those in shown folders."""
+        if not path.startswith("/"):
+            raise SpecError(f"The jail shows files at absolute paths only, not at {path!r}.")
+        done, rest = "/", [part for part in path.split("/") if part]
+        followed = 0
+        while rest:
+            step = os.path.normpath(os.path.join(done, rest.pop(0)))
+            text = self._link(step)
+            if text is None:
+                done = step
+                continue
+            followed += 1
+            if followed > _MAX_LINKS:
+                raise SpecError(
+                    f"{path} cannot be shown in the jail: its links go round in a circle."
+                )
+            done = "/" if text.startswith("/") else done
+            rest = [part for part in text.split("/") if part] + rest
+        return done
+
+    def _link(self, step: str) -> str | None:
+        """The text of the link at ``step``, the way to which has none; None if it is no link."""
+        if step in self._links:
+            return self._links[step]
+        folder, below = os.path.split(step)
+        while folder != "/":
+            if folder in self._shown:
+                source = self._shown[folder]
+                try:
+                    return os.readlink(os.path.join(source, below)) if source else None
+                except OSError:
+                    return None  # it is no link, or not there
+            folder, name = os.path.split(folder)
+            below = os.path.join(name, below)
+        return None
 
 
 def why_not() -> str | None:

@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sandbox_kernel import places
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
     SandboxTimeout,
     SandboxUnavailable,
 )
+from sandbox_kernel.guest import landlock
 from sandbox_kernel.guest.jailinit import STOP_GRACE
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation
@@ -34,6 +36,7 @@ from sandbox_kernel.sandboxes.base import (
     SandboxClient,
     SandboxHandle,
     SandboxInfo,
+    Usage,
 )
 from sandbox_kernel.sandboxes.files import read_tail
 from sandbox_kernel.sandboxes.local import bubblewrap, environment
@@ -53,9 +56,11 @@ from sandbox_kernel.sandboxes.local.stream import (
     check_started,
     open_stream,
 )
+from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.processes import ProcessId, reap
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.text import last_lines
+from sandbox_kernel.text import last_lines, printable
+from sandbox_kernel.unsaved import unsaved_in
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +87,7 @@ class LocalHandle(SandboxHandle):
         self.name = record.name
         self.id = record.id
         self.spec = record.sandbox_spec()
+        self.weaknesses = _weaknesses(record.data.get("limits", {}))
 
     async def open_stream(
         self,
@@ -92,6 +98,7 @@ class LocalHandle(SandboxHandle):
         tty: tuple[int, int] | None = None,
         duplex: bool = False,
     ) -> LocalStream:
+        creation.check_here(self._record)
         return await open_stream(
             self._folders.runtime,
             command_fields(argv),
@@ -138,6 +145,7 @@ class LocalHandle(SandboxHandle):
         reap()
 
     async def kill(self) -> None:
+        creation.check_here(self._record)
         init = _process(self._record, "init")
         if init is None or not init.alive:
             return
@@ -145,17 +153,42 @@ class LocalHandle(SandboxHandle):
             self._folders.ended.write_text("it was killed")
         await asyncio.to_thread(_kill, self._record)
 
+    async def set_lease(self, seconds: float) -> bool:
+        return "lease" in await self._ask({"kind": "lease", "seconds": seconds}, _INFO_TIMEOUT)
+
+    async def clear(self) -> bool:
+        return bool((await self._ask({"kind": "clear"}, _INFO_TIMEOUT)).get("cleared"))
+
     async def logs(self, *, tail: int | None = None) -> str:
         return last_lines(await asyncio.to_thread(read_tail, self._folders.log), tail)
 
     async def info(self) -> SandboxInfo:
         state: dict[str, Any] = {}
         detail: dict[str, Any] = {"workspace": str(self._folders.workspace)}
+        if self._record.where == "elsewhere":
+            detail["place"] = places.in_words(self._record.place)
+            return SandboxInfo(
+                name=self.name,
+                id=self.id,
+                backend=self.backend,
+                status="running",  # as far as can be known here
+                created=self._record.created,
+                limits=dict(self._record.data.get("limits", {})),
+                detail=detail,
+            )
+        if self._record.data.get("own_disk"):
+            detail["image"] = {
+                "image": str(self._folders.image),
+                "mount": str(self._folders.disk),
+                "folder": str(self._folders.workspace),
+            }
         init = _process(self._record, "init")
         status = "running"
         try:
             state = await self._ask({"kind": "info"}, _INFO_TIMEOUT)
             detail["pid"] = init.pid if init else None
+            if self._record.data.get("own_disk") and init:
+                detail["workspace"] = f"/proc/{init.pid}/root{WORKSPACE}"
             detail["processes"] = _number(state.get("processes"))
             detail["memory_mib"] = _number(state.get("memory")) // MIB
             detail["attached"] = _number(state.get("attached"))
@@ -167,9 +200,13 @@ class LocalHandle(SandboxHandle):
                 await asyncio.to_thread(init.wait, _INFO_TIMEOUT)
             state = _saved_state(self._folders)
             status = "stopped" if self._folders.base.exists() else "gone"
+            if self._record.data.get("own_disk"):
+                detail["workspace"] = f"{self._folders.image} (a file system, in /workspace)"
             detail["reason"] = _reason(self._record)
         cgroup = Cgroup.from_json(self._record.data.get("cgroup"))
         oom_kills = cgroup.oom_kills() if cgroup else 0
+        if cgroup is not None and (peak := cgroup.peak_memory()):
+            detail["peak_memory_mib"] = peak // MIB
         return SandboxInfo(
             name=self.name,
             id=self.id,
@@ -179,8 +216,16 @@ class LocalHandle(SandboxHandle):
             limits=dict(self._record.data.get("limits", {})),
             oom_kills=oom_kills + _kills(state, "memory"),
             last_kill=_last_kill(state, oom_kills, self._record),
+            killed=_killed(state),
             detail=detail,
         )
+
+    async def usage(self) -> Usage | None:
+        init = _process(self._record, "init")
+        if init is None or not init.alive:
+            return None
+        cgroup = Cgroup.from_json(self._record.data.get("cgroup"))
+        return await asyncio.to_thread(measure, init.pid, cgroup)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
         return [*guest_command(self._record.data["python"]["base"], "__main__"), *arguments]
@@ -195,6 +240,7 @@ class LocalHandle(SandboxHandle):
         """Nothing to do: the jail sees the guest program where it is installed."""
 
     async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        creation.check_here(self._record)
         try:
             control, answer = await Control.request(self._folders.runtime, message, timeout=timeout)
         except Hangup:
@@ -233,8 +279,14 @@ class LocalClient(SandboxClient):
         },
     )
 
+    commands_apart: ClassVar[bool] = True
+    """Whether commands in a jail are kept from looking into each other's processes. (A jail that
+    stands for a whole machine is none that should do that.)"""
+
     def __init__(self) -> None:
         self._records = Records()
+        self._made: dict[str, Record] = {}
+        """Jails that this client has started, for the case that somebody deletes their records."""
 
     async def create(self, spec: SandboxSpec) -> LocalHandle:
         self.capabilities.check(spec, self.backend)
@@ -243,7 +295,9 @@ class LocalClient(SandboxClient):
         python = await asyncio.to_thread(environment.describe, spec.python or sys.executable)
         sandbox_id = secrets.token_hex(6)
         folders = Folders.of(spec, sandbox_id)
-        launch = await asyncio.to_thread(Launch, spec, sandbox_id, folders, python)
+        launch = await asyncio.to_thread(
+            Launch, spec, sandbox_id, folders, python, self.commands_apart
+        )
         record = Record(self.backend, spec.name, sandbox_id, spec.to_dict())
         record.data["folders"] = folders.to_json()
         creation.begin(record)
@@ -266,6 +320,7 @@ class LocalClient(SandboxClient):
                 raise await self._start_failed(spec, tail) from None
             raise
         launch.done()
+        self._made[record.name] = record
         return LocalHandle(record, self._records)
 
     async def _wait_for_jail(self, launch: Launch, record: Record) -> None:
@@ -293,6 +348,7 @@ class LocalClient(SandboxClient):
 
     async def remove(self, name: str) -> None:
         record = await creation.settled(self._records, self.backend, name)
+        record = record or self._made.get(name)
         if record is None:
             return
         # A removal that was begun is carried through, also if the caller is cancelled.
@@ -309,6 +365,7 @@ class LocalClient(SandboxClient):
         if cgroup is not None:
             cgroup.remove()
         self._records.delete(self.backend, record.name)
+        self._made.pop(record.name, None)
 
     async def sweep(self) -> None:
         """Remove what nobody wants: sandboxes whose lease ran out or whose creation was cut short,
@@ -344,12 +401,36 @@ class LocalClient(SandboxClient):
             await self.remove(name)
         found.append(Diagnosis(result.ok, "a jail starts and runs a command"))
         found.append(_limits_diagnosis(limits))
+        found.append(_landlock_diagnosis())
         if importlib.util.find_spec("ipykernel"):
             found.append(Diagnosis(True, f"ipykernel is installed for {sys.executable}"))
         else:
             fix = f"{sys.executable} -m pip install ipykernel"
             found.append(Diagnosis(False, f"ipykernel is not installed for {sys.executable}", fix))
         return found
+
+
+def _landlock_diagnosis() -> Diagnosis:
+    version = landlock.abi()
+    if version >= landlock.LEAST_ABI:
+        return Diagnosis(True, f"Landlock (version {version}) stands behind the jail's mounts")
+    return Diagnosis(
+        None,
+        "this kernel has no Landlock that will do, so the jail's mounts are the only wall to files",
+        "Linux 5.19 and later have it; it may have to be turned on at boot (lsm=landlock,...).",
+    )
+
+
+def _weaknesses(limits: Mapping[str, str]) -> Sequence[str]:
+    """What only a watch holds a jail to."""
+    coarse = [name for name in ("memory_mib", "processes") if "watch" in limits.get(name, "")]
+    if not coarse:
+        return ()
+    return (
+        f"no cgroup can be had here, so {' and '.join(coarse)} "
+        f"{'are' if len(coarse) > 1 else 'is'} held by a watch, which sees an excess after the "
+        f"fact; `sandbox-kernel doctor` says how to get one.",
+    )
 
 
 def _limits_diagnosis(limits: Mapping[str, str]) -> Diagnosis:
@@ -366,7 +447,8 @@ def _limits_diagnosis(limits: Mapping[str, str]) -> Diagnosis:
 
 
 def _process(record: Record, role: str) -> ProcessId | None:
-    found = record.data.get(role)
+    """None if there is none, or was none since this host was started."""
+    found = record.data.get(role) if record.where == "here" else None
     return ProcessId(found[0], found[1]) if found else None
 
 
@@ -384,10 +466,12 @@ def _kill(record: Record) -> bool:
 
 
 def _unwanted(record: Record) -> bool:
+    if record.where == "elsewhere":
+        return False
     if creation.unfinished(record):
         return creation.cut_short(record)
     init = _process(record, "init")
-    if init is not None and init.alive:
+    if (init is not None and init.alive) or unsaved_in(record) is not None:
         return False
     return _saved_state(Folders.from_json(record.data["folders"])).get("ended") == "lease"
 
@@ -422,19 +506,31 @@ def _kills(state: Mapping[str, Any], kind: str) -> int:
     return _number(kills.get(kind)) if isinstance(kills, dict) else 0
 
 
+def _events(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    events = state.get("events")
+    return [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
+
+
+def _killed(state: Mapping[str, Any]) -> dict[int, str]:
+    """What the watch in the jail has killed, by pid."""
+    return {
+        _number(e.get("pid")): printable(str(e["text"])[:500])
+        for e in _events(state)
+        if e.get("text")
+    }
+
+
 def _last_kill(state: Mapping[str, Any], oom_kills: int, record: Record) -> str:
     """In words. The cgroup tells that something was killed, jailinit may have seen what."""
-    events = state.get("events")
-    found = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
-    for event in reversed(found):
+    limit = record.data.get("limits", {}).get("memory_mib", "?").partition(" (")[0]
+    for event in reversed(_events(state)):
         if event.get("text"):
-            return str(event["text"])[:500]
+            return printable(str(event["text"])[:500])
         if oom_kills and event.get("kind") == "killed" and event.get("name"):
-            limit = record.data.get("limits", {}).get("memory_mib", "?").partition(" (")[0]
             used = _number(event.get("used")) // MIB
             return f"out of memory: {str(event['name'])[:100]!r} used {used} MiB of {limit}"
     if oom_kills:
-        return f"out of memory: {oom_kills} process(es) were killed at the sandbox's limit"
+        return f"out of memory: {oom_kills} process(es) were killed at the limit of {limit}"
     return ""
 
 

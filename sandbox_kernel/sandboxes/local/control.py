@@ -92,6 +92,8 @@ class Control:
         while True:
             with _short_path(runtime) as path:
                 try:
+                    with contextlib.suppress(PermissionError):
+                        os.utime(path)  # or what deletes old temporary files takes it for one
                     return self._sock.connect(path)
                 except BlockingIOError:
                     pass  # many others are connecting just now

@@ -16,7 +16,6 @@ import fnmatch
 import hashlib
 import json
 import os
-import pwd
 import stat
 import subprocess
 import tempfile
@@ -26,8 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SpecError
-from sandbox_kernel.paths import data_dir, private_dir, runtime_dir
-from sandbox_kernel.sandboxes.local.bubblewrap import GID, UID, Bind, Mount, Symlink
+from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.sandboxes.local import pips
+from sandbox_kernel.sandboxes.local.bubblewrap import GID, UID, Bind, Cover, Mount, Symlink
+from sandbox_kernel.sandboxes.local.private import (
+    SETTINGS,
+    STORES,
+    SYSTEM_FOLDERS,
+    contains,
+    covers,
+    exposes,
+)
 
 USER = "sandbox"
 HOME = "/home/sandbox"
@@ -36,22 +44,6 @@ _DESCRIBE_TIMEOUT = 20.0
 _MINIMUM_VERSION = (3, 9)
 _MAX_LINKS = 40
 _PARENT_PTH = "zzz_sandbox_parent.pth"  # last: an editable install in the jail comes before it
-
-_SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32")
-_STORES = ("/nix/store", "/gnu/store")
-# What programs need and what holds no secrets: no accounts, no keys, no names of this host, and no
-# pip.conf or the like, whose URLs may hold passwords.
-_SETTINGS = {
-    "libraries": "ld.so.cache ld.so.conf ld.so.conf.d alternatives",
-    "certificates": "ssl/certs ssl/openssl.cnf ssl/cert.pem ca-certificates ca-certificates.conf "
-    "crypto-policies pki/ca-trust pki/java pki/tls/cert.pem pki/tls/certs pki/tls/openssl.cnf",
-    "locale": "localtime timezone locale.alias locale.conf",
-    "names": "nsswitch.conf host.conf gai.conf protocols services rpc networks mime.types magic*",
-    "system": "debian_version *-release terminfo inputrc",
-    "documents": "fonts papersize paperspecs texmf ghostscript groff xml sgml ImageMagick-*",
-    "languages": "python3* perl java-* R octave* julia",
-    "hardware": "OpenCL vulkan glvnd openmpi*",
-}
 
 # Runs in the interpreter that is asked about.
 _QUESTION = """
@@ -141,14 +133,15 @@ class PythonEnvironment:
         }
 
     def binds(self) -> list[Mount]:
-        """All of it at the same paths, read-only.
+        """All of it at the same paths, read-only, without settings and without what is hidden by
+        its name (``private.covers``).
 
         Real folders are shown, and every symbolic link on the way to one is made anew, so each
         path leads where it leads on the host. Raises SpecError if an interpreter's own folder
         cannot be shown without showing the home folder.
         """
         for folder in (self.prefix, self.base_prefix):
-            reason = _exposes(folder)
+            reason = exposes(folder)
             if reason:
                 raise SpecError(
                     f"The interpreter {self.executable} cannot be shown in the jail: its folder "
@@ -163,6 +156,10 @@ class PythonEnvironment:
             view.show(path)
         view.show(self.base_executable)
         view.show(self.executable)
+        for path in (*self.extra_paths, *self.editable_paths):
+            view.cover(path, is_prefix=False)
+        for path in (self.base_prefix, self.prefix):
+            view.cover(path, is_prefix=True)
         return view.mounts()
 
 
@@ -172,6 +169,8 @@ class _View:
     def __init__(self) -> None:
         self._real: dict[str, Bind] = {}
         self._links: dict[str, Symlink] = {}
+        self._needed: dict[str, None] = {}
+        self._covers: dict[str, Cover] = {}
 
     def show(self, path: str) -> None:
         """Show what is at ``path``, if it still exists."""
@@ -179,16 +178,31 @@ class _View:
         if not os.path.exists(real):
             return
         self._links.update((link.target, link) for link in links)
+        self._needed[real] = None
         if not self._shown(real):
             self._real[real] = Bind(real, real)
 
+    def cover(self, path: str, *, is_prefix: bool) -> None:
+        """Cover what must stay hidden in a folder that is shown."""
+        found = covers(os.path.realpath(path), is_prefix=is_prefix)
+        self._covers.update((cover.target, cover) for cover in found)
+
     def mounts(self) -> list[Mount]:
-        # A link inside a shown folder is there already.
-        links = [link for link in self._links.values() if not self._shown(link.target)]
-        return [*links, *self._real.values()]
+        laid = [cover for cover in self._covers.values() if cover.target not in self._needed]
+        # An environment in a hidden folder of a project, for example.
+        on_top = [p for p in self._needed if any(contains(c.target, p) for c in laid)]
+        binds = {**self._real, **{path: Bind(path, path) for path in on_top}}
+
+        def there(path: str) -> bool:
+            """Whether a link inside a shown folder is there already."""
+            covered = any(contains(cover.target, path) for cover in laid)
+            return any(contains(f, path) for f in on_top) if covered else self._shown(path)
+
+        links = [link for link in self._links.values() if not there(link.target)]
+        return [*links, *binds.values(), *laid]
 
     def _shown(self, path: str) -> bool:
-        return any(_contains(folder, path) for folder in self._real)
+        return any(contains(folder, path) for folder in self._real)
 
 
 def _follow(path: str) -> tuple[list[Symlink], str]:
@@ -212,36 +226,6 @@ def _follow(path: str) -> tuple[list[Symlink], str]:
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
-
-
-def _contains(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _exposes(path: str) -> str | None:
-    """What must stay hidden and lies in (or is) ``path``, in words; None if there is nothing."""
-    hidden = {
-        "/": "the whole system",
-        "/etc": "the system's settings",
-        "/var": "the system's data",
-        "/run": "the system's sockets",
-        "/proc": "/proc",
-        "/sys": "/sys",
-        "/dev": "/dev",
-        "/tmp": "the system's temporary files",  # noqa: S108
-        "/var/tmp": "the system's temporary files",  # noqa: S108
-        tempfile.gettempdir(): "the system's temporary files",
-        os.path.expanduser("~"): "the home folder",
-        str(data_dir()): "the sandboxes' own data (SANDBOX_KERNEL_DATA_DIR)",
-        str(runtime_dir()): "the sandboxes' own sockets (SANDBOX_KERNEL_RUNTIME_DIR)",
-    }
-    with contextlib.suppress(KeyError):  # a user without an entry has only $HOME
-        hidden[pwd.getpwuid(os.getuid()).pw_dir] = "the home folder"
-    real = os.path.realpath(path)
-    for secret, words in hidden.items():
-        if _contains(real, os.path.realpath(secret)):
-            return words
-    return None
 
 
 def describe(python: str) -> PythonEnvironment:
@@ -310,9 +294,9 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
     left_out: list[str] = []
     for paths, kept in ((answer["path"], extra), (answer["editable"], editable)):
         for path in paths:
-            if any(_contains(folder, path) for folder in known) or not os.path.exists(path):
+            if any(contains(folder, path) for folder in known) or not os.path.exists(path):
                 continue
-            (left_out if _exposes(path) else kept).append(path)
+            (left_out if exposes(path) else kept).append(path)
     return PythonEnvironment(
         executable=python,
         base_executable=_base_executable(python, answer),
@@ -334,7 +318,7 @@ def _base_executable(python: str, answer: dict[str, Any]) -> str:
     one that the copy was made from."""
     real: str = os.path.realpath(answer["executable"])
     prefix, base_prefix = answer["prefix"], answer["base_prefix"]
-    if prefix == base_prefix or not _contains(os.path.realpath(prefix), real):
+    if prefix == base_prefix or not contains(os.path.realpath(prefix), real):
         return real
     major, minor = answer["version"]
     for folder in (_venv_home(prefix), os.path.join(base_prefix, "bin")):
@@ -406,14 +390,15 @@ def _write_cache(path: Path, answer: dict[str, Any]) -> None:
 def system_binds() -> list[Mount]:
     """The system's programs and libraries, and the settings that they need; no secrets."""
     mounts: list[Mount] = []
-    for name in _SYSTEM_FOLDERS:
+    for name in SYSTEM_FOLDERS:
         path = f"/{name}"
         if os.path.islink(path):
             mounts.append(Symlink(os.readlink(path), path))
         elif os.path.isdir(path):
             mounts.append(Bind(path, path))
-    mounts += [Bind(store, store) for store in _STORES if os.path.isdir(store)]
+    mounts += [Bind(store, store) for store in STORES if os.path.isdir(store)]
     mounts += [_setting(path) for path in _settings()]
+    mounts += [c for place in ("/usr", "/usr/local") for c in covers(place, is_prefix=True)]
     return mounts
 
 
@@ -422,7 +407,7 @@ def _settings() -> Iterator[str]:
         names = sorted(os.listdir("/etc"))
     except OSError:
         return
-    for pattern in " ".join(_SETTINGS.values()).split():
+    for pattern in " ".join(SETTINGS.values()).split():
         nested = "/" in pattern
         for name in (pattern,) if nested else fnmatch.filter(names, pattern):
             path = f"/etc/{name}"
@@ -474,6 +459,8 @@ def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> s
     if environment.pip_wheel:
         # site runs a virtual environment's .pth files twice, but adds a folder once only.
         statements.append(f"sys.path.extend({{{environment.pip_wheel!a}}}.difference(sys.path))")
+    statements.append(pips.WHEN)
+    interpreter = f"{target.rstrip('/')}/bin/python"
     configuration = (
         f"home = {os.path.dirname(environment.base_executable)}\n"
         f"include-system-site-packages = {'true' if see_base else 'false'}\n"
@@ -489,10 +476,13 @@ def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> s
             binaries = _enter(stack, root, "bin")
             for name in ("python", "python3", f"python{major}.{minor}"):
                 _replace_link(binaries, name, environment.base_executable)
+            for name in pips.names(environment.version):
+                _replace_file(binaries, name, pips.script(interpreter), 0o755)
             site = root
             for name in ("lib", f"python{major}.{minor}", "site-packages"):
                 site = _enter(stack, site, name)
             _replace_link(root, "lib64", "lib")
+            _replace_file(site, f"{pips.MODULE}.py", pips.module(environment.executable))
             _replace_file(site, _PARENT_PTH, "; ".join(["import site, sys", *statements]) + "\n")
             _replace_file(root, "pyvenv.cfg", configuration)
         except OSError as error:
@@ -500,7 +490,7 @@ def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> s
                 f"The virtual environment of the jail could not be written to {folder}: {error}. "
                 f"Delete that folder to start with a new one."
             ) from error
-    return f"{target.rstrip('/')}/bin/python"
+    return interpreter
 
 
 def _enter(stack: contextlib.ExitStack, parent: int, name: str) -> int:
@@ -530,10 +520,10 @@ def _replace_link(folder: int, name: str, text: str) -> None:
     _move_over(folder, temporary, name)
 
 
-def _replace_file(folder: int, name: str, text: str) -> None:
+def _replace_file(folder: int, name: str, text: str, mode: int = 0o644) -> None:
     temporary = _unused(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder), "w") as file:
+    with os.fdopen(os.open(temporary, flags, mode, dir_fd=folder), "w") as file:
         file.write(text)
     _move_over(folder, temporary, name)
 

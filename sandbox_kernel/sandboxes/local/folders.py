@@ -1,6 +1,8 @@
 """The host folders of one local sandbox, and their removal.
 
-<data dir>/sandboxes/<name>/    home/, workspace/, etc/, empty/, log, state, ended
+<data dir>/sandboxes/<name>/    disk/home/, disk/workspace/, etc/, empty/, log, state, ended;
+                                disk.img, if the jail has a file system of its own: then it is
+                                mounted over disk/, for the jail alone
 <data dir>/workspaces/<name>/   a named workspace, which outlives its sandboxes
 <runtime dir>/<id>/             init.sock, through which only the host reaches jailinit
 """
@@ -27,7 +29,7 @@ class Folders:
     @classmethod
     def of(cls, spec: SandboxSpec, sandbox_id: str) -> Folders:
         base = data_dir() / "sandboxes" / spec.name
-        workspace = base / "workspace"
+        workspace = base / "disk" / "workspace"
         if spec.workspace is not None:
             workspace = data_dir() / "workspaces" / spec.workspace
         return cls(base, workspace, runtime_dir() / sandbox_id)
@@ -43,7 +45,9 @@ class Folders:
             "runtime": str(self.runtime),
         }
 
-    home = property(lambda self: self.base / "home")
+    disk = property(lambda self: self.base / "disk")
+    image = property(lambda self: self.base / "disk.img")
+    home = property(lambda self: self.disk / "home")
     etc = property(lambda self: self.base / "etc")
     empty = property(lambda self: self.base / "empty")
     log = property(lambda self: self.base / "log")
@@ -53,7 +57,10 @@ class Folders:
     def make(self) -> None:
         """Make them all. What an earlier sandbox of this name left behind is deleted first."""
         remove_tree(self.base)
-        for folder in (self.base.parent, self.base, self.home, self.etc, self.empty):
+        for folder in (
+            *(self.base.parent, self.base, self.disk, self.home),
+            *(self.etc, self.empty),
+        ):
             private_dir(folder)
         private_dir(self.workspace.parent)
         private_dir(self.workspace)

@@ -6,10 +6,13 @@ cannot be interrupted half-way; between them the client waits for the jail.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
+import resource
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +20,16 @@ from typing import Any
 
 from sandbox_kernel.errors import SpecError, SpecRefused
 from sandbox_kernel.paths import data_dir, runtime_dir
-from sandbox_kernel.sandboxes.local import bubblewrap, environment, seccomp
+from sandbox_kernel.sandboxes.local import (
+    bubblewrap,
+    disk,
+    environment,
+    pips,
+    private,
+    scope,
+    seccomp,
+    views,
+)
 from sandbox_kernel.sandboxes.local.bubblewrap import Bind, Mount
 from sandbox_kernel.sandboxes.local.control import listen
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
@@ -27,6 +39,8 @@ from sandbox_kernel.sandboxes.local.program import compiled_guest
 from sandbox_kernel.sandboxes.port import Port
 from sandbox_kernel.sandboxes.processes import ProcessId, adopt, reap
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
+
+_log = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"
 HOME = "/home/sandbox"
@@ -59,22 +73,33 @@ def command_fields(argv: Sequence[str]) -> dict[str, Any]:
 
 
 class Launch:
-    """One attempt to start a jail. ``abort`` takes back whatever has been done so far."""
+    """One attempt to start a jail. ``abort`` takes back whatever has been done so far.
+
+    ``commands_apart``: no command in it may look into the processes of another one.
+    """
 
     def __init__(
-        self, spec: SandboxSpec, sandbox_id: str, folders: Folders, python: PythonEnvironment
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        folders: Folders,
+        python: PythonEnvironment,
+        commands_apart: bool,
     ) -> None:
         self._spec = spec
+        self._commands_apart = commands_apart
         self._id = sandbox_id
         self._folders = folders
         self._python = python
         self._limits = Limits.of(spec)
+        self._cpus = self._limits.choose_cpus()
         self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self.overlay_python = f"{OVERLAY}/bin/python"
         self.init: ProcessId | None = None
         self.cgroup: Cgroup | None = None
+        self._own_disk = False
 
     def start(self) -> None:
         """Start bubblewrap, up to the point where it waits to be let go."""
@@ -87,8 +112,11 @@ class Launch:
         fcntl.fcntl(self._config, F_SETPIPE_SZ, 4 * MAX_ENV)
         block_read, self._block = self._pipe()
         self._info, info_write = self._pipe()
-        program = self._memory_file(seccomp.program())
-        given = (listener, config_read, log, state)
+        # Chosen from outside, or it would be no limit.
+        refuse = () if self._cpus is None else ("sched_setaffinity",)
+        program = self._memory_file(seccomp.program(refuse=refuse))
+        meminfo, shown = views.write(self._folders.runtime, self._limits.memory, self._cpus)
+        given = (listener, config_read, log, state, self._open(meminfo))
         command = bubblewrap.jail_command(
             bubblewrap.find(),
             binds=binds,
@@ -104,7 +132,12 @@ class Launch:
                 *guest_command(self._python.base_executable, "jailinit"),
                 *(str(fd) for fd in given),
             ],
+            views=shown,
         )
+        if self._wants_own_disk():
+            command = disk.with_image(
+                command, self._folders.image, self._folders.disk, self._limits.disk
+            )
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -120,6 +153,20 @@ class Launch:
         adopt(self._process)
         # Only the jail has them now, so the end of the jail is seen as the end of these.
         self._close(*given, program, info_write, block_read)
+
+    def _wants_own_disk(self) -> bool:
+        """Only for a limit that was asked for: all of the space is set aside. A named workspace
+        outlives its sandboxes, and several may use it, so it stays a plain folder."""
+        if self._spec.disk_mib is None or self._spec.workspace is not None:
+            return False
+        why_not = disk.why_not(self._folders.base, self._limits.disk)
+        if why_not is not None:
+            _log.info(
+                "Sandbox %r has no file system of its own, so its disk_mib is held by a watch: %s.",
+                self._spec.name,
+                why_not,
+            )
+        return why_not is None
 
     async def let_go(self) -> bool:
         """Wait for the jail's first process, limit it, and let it run. False if bubblewrap
@@ -138,8 +185,15 @@ class Launch:
         self.init = ProcessId.of(pid)
         if self.init is None:
             return False
+        # From outside, because it cannot be changed inside. A limit of 0 would leave it to a
+        # handler to which the kernel pipes core dumps; 1 is the kernel's word for no dump at all.
+        resource.prlimit(pid, resource.RLIMIT_CORE, (1, 1))
+        if self._cpus is not None:
+            os.sched_setaffinity(pid, self._cpus)
         cgroup = Cgroup.create(self._id, self._limits)
         self.cgroup = cgroup if cgroup and cgroup.add(pid) else None
+        if self.cgroup is None:
+            self.cgroup = await asyncio.to_thread(scope.create, self._id, pid, self._limits)
         held = self.cgroup.folders if self.cgroup else {}
         if (self._spec.cpus or 0) % 1 and "cpu" not in held:
             raise SpecRefused(
@@ -147,11 +201,15 @@ class Launch:
                 f"cgroup, and none can be made here. Give a whole number, which is enforced by CPU "
                 f"affinity; `sandbox-kernel doctor` says how to get cgroups."
             )
+        assert self._process is not None
+        self._own_disk = disk.is_mounted(self._process.pid, self._folders.disk)
         config = {
+            "memory": self._limits.memory,
             "lease": self._spec.lease_seconds,
+            "commands_apart": self._commands_apart,
             # Not on bubblewrap's command line, which every user of this host can read.
             "env": dict(self._spec.env),
-            **self._limits.for_guest(self.cgroup, [WORKSPACE, HOME]),
+            **self._limits.for_guest(self.cgroup, [WORKSPACE, HOME], own_disk=self._own_disk),
         }
         with contextlib.suppress(BrokenPipeError):  # it died; the caller sees that next
             os.write(self._config, json.dumps(config).encode())
@@ -190,7 +248,8 @@ class Launch:
             "init": [self.init.pid, self.init.start],
             "bwrap": [monitor.pid, monitor.start] if monitor else None,
             "cgroup": self.cgroup.to_json() if self.cgroup else None,
-            "limits": self._limits.in_words(self.cgroup),
+            "limits": self._limits.in_words(self.cgroup, own_disk=self._own_disk),
+            "own_disk": self._own_disk,
             "python": {
                 "host": self._python.executable,
                 "overlay": self.overlay_python,
@@ -202,7 +261,12 @@ class Launch:
 
     def _binds(self) -> list[Mount]:
         shown: list[Mount] = [*environment.system_binds(), *self._python.binds()]
+        environments = list(filter(private.is_environment, self._spec.readable))
+        asked_for = [os.path.normpath(p) for p in self._spec.readable if p not in environments]
+        shown = [*private.uncovered(shown, asked_for)]
         shown += [self._readable(path) for path in self._spec.readable]
+        for path in environments:
+            shown += private.covers(os.path.realpath(path), path, is_prefix=True)
         hidden = [
             Bind(str(self._folders.empty), target)
             for secret in (data_dir(), runtime_dir())
@@ -249,6 +313,7 @@ class Launch:
             "TMPDIR": "/tmp",  # noqa: S108  (a path inside the sandbox)
             "VIRTUAL_ENV": OVERLAY,
             "XDG_CACHE_HOME": f"{HOME}/.cache",
+            **pips.VARIABLES,
             **python.variables(),
         }
         if "TZ" in os.environ:

@@ -22,8 +22,10 @@ from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.spec import SandboxSpec
 
 MIB = 2**20
-DEFAULT_MEMORY_FRACTION = 0.75
-"""Of the host's memory, for a spec without memory_mib."""
+DEFAULT_MEMORY_FRACTION = 0.25
+"""Of the host's memory, for a spec without memory_mib: three sandboxes leave it a quarter."""
+DEFAULT_MEMORY_LEAST = 2048 * MIB
+"""If a quarter is less: so much, but never more than three quarters."""
 DEFAULT_PROCESSES = 1024
 DEFAULT_OPEN_FILES = 4096
 DEFAULT_DISK_MIB = 10 * 1024
@@ -33,11 +35,13 @@ NO_CGROUP = "SANDBOX_KERNEL_NO_CGROUP"
 
 _DATA_SLACK = 1.25
 _LEAST_FILE_SIZE = 8 * MIB
-_CPU_PERIOD_US = 100_000
+CPU_PERIOD_US = 100_000
 _PREFIX = "sandbox-kernel-"
 _REMOVE_TIMEOUT = 3.0
 _SWEEP_AGE = 60.0
 _CONTROLLERS = ("memory", "pids", "cpu")
+_IO_WEIGHT = 50
+"""A sandbox's part of the disk's time when others want it, too. Everybody else has 100."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,13 @@ class Limits:
             disk=(spec.disk_mib or DEFAULT_DISK_MIB) * MIB,
         )
 
-    def for_guest(self, cgroup: Cgroup | None, folders: Sequence[str]) -> dict[str, Any]:
-        """The part of jailinit's configuration that is about limits."""
+    def for_guest(
+        self, cgroup: Cgroup | None, folders: Sequence[str], *, own_disk: bool = False
+    ) -> dict[str, Any]:
+        """The part of jailinit's configuration that is about limits. ``own_disk``: the folders
+        are a file system of their own, which is as large as it may get."""
         held = cgroup.folders if cgroup else {}
         rlimits = {
-            "RLIMIT_CORE": 0,
             "RLIMIT_NOFILE": self.open_files,
             "RLIMIT_FSIZE": max(self.disk, _LEAST_FILE_SIZE),
         }
@@ -87,16 +93,15 @@ class Limits:
         watch_processes = "pids" not in held and "RLIMIT_NPROC" not in rlimits
         return {
             "rlimits": {name: _at_most_hard(name, value) for name, value in rlimits.items()},
-            "affinity": self._affinity() if self.cpus and "cpu" not in held else None,
             "watch": {
                 "memory": None if "memory" in held else self.memory,
                 "processes": self.processes if watch_processes else None,
-                "disk": self.disk,
+                "disk": None if own_disk else self.disk,
                 "folders": list(folders),
             },
         }
 
-    def in_words(self, cgroup: Cgroup | None) -> dict[str, str]:
+    def in_words(self, cgroup: Cgroup | None, *, own_disk: bool = False) -> dict[str, str]:
         """Spec field -> the value in force and by what."""
         held = cgroup.folders if cgroup else {}
         by_cgroup = f"cgroup v{cgroup.version}" if cgroup else ""
@@ -104,7 +109,8 @@ class Limits:
             "memory_mib": f"{self.memory // MIB} MiB "
             f"({by_cgroup if 'memory' in held else 'rlimit and watch'})",
             "open_files": f"{self.open_files} a process (rlimit)",
-            "disk_mib": f"{self.disk // MIB} MiB (rlimit a file, and watch)",
+            "disk_mib": f"{self.disk // MIB} MiB "
+            f"({'own file system' if own_disk else 'rlimit a file, and watch'})",
         }
         if "pids" in held:
             words["processes"] = f"{self.processes} ({by_cgroup})"
@@ -116,19 +122,42 @@ class Limits:
         elif "cpu" in held:
             words["cpus"] = f"{self.cpus:g} ({by_cgroup})"
         else:
-            words["cpus"] = f"{len(self._affinity())} (CPU affinity)"
+            usable = len(os.sched_getaffinity(0))
+            words["cpus"] = f"{min(math.ceil(self.cpus), usable)} (CPU affinity)"
         return words
 
-    def _affinity(self) -> list[int]:
-        """As many CPUs as asked for, at random, so that jails do not crowd on the first ones."""
+    def choose_cpus(self) -> list[int] | None:
+        """As many CPUs as asked for, at random, so that jails do not crowd on the first ones. None
+        for all. A jail is held to them also if a cgroup says how much of them it gets: this is
+        how programs in it find out how many threads make sense."""
         usable = sorted(os.sched_getaffinity(0))
-        wanted = min(math.ceil(self.cpus or len(usable)), len(usable))
-        return sorted(random.sample(usable, wanted))
+        if self.cpus is None or math.ceil(self.cpus) >= len(usable):
+            return None
+        return sorted(random.sample(usable, math.ceil(self.cpus)))
 
 
 def _default_memory() -> int:
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(host * DEFAULT_MEMORY_FRACTION)
+    host = _memory_here()
+    return int(max(host * DEFAULT_MEMORY_FRACTION, min(DEFAULT_MEMORY_LEAST, host * 0.75)))
+
+
+def _memory_here() -> int:
+    """What this machine has, or the container that this process is in."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    memberships = _memberships()
+    for kind, name, file in (
+        ("cgroup2", "", "memory.max"),
+        ("cgroup", "memory", "memory.limit_in_bytes"),
+    ):
+        for point, root, options in _mounts(kind):
+            if name not in (*options, "") or name not in memberships:
+                continue
+            folder = _own_folder(point, root, memberships[name])
+            while folder is not None and folder.is_relative_to(point):
+                with contextlib.suppress(OSError, ValueError):
+                    sizes.append(int((folder / file).read_text()))
+                folder = folder.parent
+    return min(sizes)
 
 
 def _process_rlimit_works() -> bool:
@@ -154,7 +183,7 @@ class Cgroup:
     @classmethod
     def create(cls, sandbox_id: str, limits: Limits) -> Cgroup | None:
         """Make one by trying; None where this process may not."""
-        if os.environ.get(NO_CGROUP, "") not in ("", "0"):
+        if not cgroups_allowed():
             return None
         return _create_v2(sandbox_id, limits) or _create_v1(sandbox_id, limits)
 
@@ -181,6 +210,15 @@ class Cgroup:
                     return int(count)
         return 0
 
+    def peak_memory(self) -> int:
+        """Bytes that its processes used at most, together. 0 where that is not counted."""
+        folder = self.folders.get("memory")
+        file = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        if folder is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(Path(folder, file).read_text())
+        return 0
+
     def remove(self) -> bool:
         """Delete it; its processes must have ended. False if it is still busy after a while."""
         deadline = time.monotonic() + _REMOVE_TIMEOUT
@@ -199,6 +237,19 @@ class Cgroup:
     @classmethod
     def from_json(cls, values: dict[str, Any] | None) -> Cgroup | None:
         return cls(values["version"], dict(values["folders"])) if values else None
+
+
+def cgroups_allowed() -> bool:
+    return os.environ.get(NO_CGROUP, "") in ("", "0")
+
+
+def unified_folder(path: str) -> Path | None:
+    """Where a cgroup of version 2 is seen here, by its path in /proc/<pid>/cgroup."""
+    for point, root, _ in _mounts("cgroup2"):
+        folder = _own_folder(point, root, path)
+        if folder is not None:
+            return folder
+    return None
 
 
 def sweep_cgroups(known: set[str]) -> None:
@@ -232,7 +283,10 @@ def _create_v2(sandbox_id: str, limits: Limits) -> Cgroup | None:
             if "pids" in enabled:
                 _write(folder, "pids.max", limits.processes)
             if "cpu" in enabled and limits.cpus:
-                _write(folder, "cpu.max", f"{_quota(limits.cpus)} {_CPU_PERIOD_US}")
+                _write(folder, "cpu.max", f"{_quota(limits.cpus)} {CPU_PERIOD_US}")
+            # memory.oom.group stays off: it would end the agent with the process that is too big.
+            with contextlib.suppress(OSError):  # no io controller, or no scheduler that weighs
+                _write(folder, "io.weight", _IO_WEIGHT)
         except OSError:
             _rmdir(str(folder))
             continue
@@ -243,7 +297,7 @@ def _create_v2(sandbox_id: str, limits: Limits) -> Cgroup | None:
 def _enable_v2(parent: Path) -> list[str]:
     """The controllers that a new cgroup below ``parent`` has, after turning on what can be."""
     available = (parent / "cgroup.controllers").read_text().split()
-    for name in _CONTROLLERS:
+    for name in (*_CONTROLLERS, "io"):
         if name in available:
             # Busy while the parent itself has processes: then it stays off.
             with contextlib.suppress(OSError):
@@ -270,7 +324,7 @@ def _create_v1(sandbox_id: str, limits: Limits) -> Cgroup | None:
             elif name == "pids":
                 _write(folder, "pids.max", limits.processes)
             elif limits.cpus:
-                _write(folder, "cpu.cfs_period_us", _CPU_PERIOD_US)
+                _write(folder, "cpu.cfs_period_us", CPU_PERIOD_US)
                 _write(folder, "cpu.cfs_quota_us", _quota(limits.cpus))
         except OSError:
             _rmdir(str(folder))
@@ -280,7 +334,7 @@ def _create_v1(sandbox_id: str, limits: Limits) -> Cgroup | None:
 
 
 def _quota(cpus: float) -> int:
-    return max(1000, int(cpus * _CPU_PERIOD_US))
+    return max(1000, int(cpus * CPU_PERIOD_US))
 
 
 def _v2_parents() -> Iterator[Path]:

@@ -206,6 +206,8 @@ class MicrosandboxClient(SandboxClient):
                 self.log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
 
     async def _unwanted(self, record: Record) -> bool:
+        if record.where == "elsewhere":
+            return False
         if creation.unfinished(record):
             return creation.cut_short(record)
         vm = record.data["vm"]

@@ -130,6 +130,7 @@ async def fork(vm: str, child: str, timeout: float) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        cwd="/",
         start_new_session=True,
     )
     try:

@@ -262,7 +262,7 @@ class SuperserveClient(SandboxClient):
             if record is not None:
                 await self.delete_remote(None, record.id)
             return
-        record = await creation.settled(self._records, self.backend, record.name)
+        record = await creation.settled(self._records, self.backend, record.name, hosted=True)
         if record is None:
             return
         # A removal that was begun is carried through, also if the caller is cancelled.

@@ -1,0 +1,152 @@
+"""Landlock: a second wall behind the mounts of the local jail, where the kernel has it.
+
+Used by process 1 of the jail, before it runs anything; all that it starts inherits it, and nothing
+can take it off. The mounts say what is there. This says the same once more, to another part of the
+kernel: a file may be read, executed or listed only if the way to it leads down from the jail's
+root, and changed only below a mount that is writable there. So a descriptor of a host's folder that
+has got in, or a bug in mount namespaces, does not give the host's files away.
+
+Network is left to the jail's namespace, but signals and abstract sockets to what is outside are
+refused here, too (since Linux 6.12).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LEAST_ABI = 2
+"""Before, nothing could be renamed or linked from one folder to another."""
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on all machines
+_ASK_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_GET_NO_NEW_PRIVS = 39
+
+# LANDLOCK_ACCESS_FS_*, in their order.
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # remove and make all kinds of files
+_MAKE_BLOCK = 1 << 11
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
+# What hostile code is denied, it can try a million times; the host's log is not for that.
+_LOG_NOTHING = 1 << 0 | 1 << 2
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scopes", ctypes.c_uint64),
+    ]
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"  # the only one that is packed, as Python 3.14 wants to be told
+    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+def abi() -> int:
+    """The version of Landlock that the kernel offers; 0 if it has none, or has it turned off."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            return 0
+        raise
+
+
+def restrict() -> int:
+    """Put the wall up for this process and all that it starts; it must have no other threads.
+
+    Gives the version that is in force, or 0 if there is none that will do. OSError if it cannot
+    be put up although the kernel has it.
+    """
+    version = abi()
+    if version < LEAST_ABI:
+        return 0
+    handled = _READ | _WRITE_FILE | _CHANGE_FOLDER | _REFER
+    handled |= _TRUNCATE if version >= 3 else 0
+    handled |= _IOCTL_DEV if version >= 5 else 0
+    attributes = _Ruleset(handled, 0, _SCOPES if version >= 6 else 0)
+    # Older kernels know a shorter structure, and take a longer one if the rest is zero.
+    ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    try:
+        _allow(ruleset, "/", _READ & handled)
+        _allow(ruleset, "/dev", (_READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled)
+        for place in writable_mounts():
+            _allow(ruleset, place, handled)
+        _call(_RESTRICT_SELF, ruleset, _LOG_NOTHING if version >= 7 else 0)
+    finally:
+        os.close(ruleset)
+    return version
+
+
+def layer() -> int:
+    """A descriptor of a layer to put on processes with ``enter``; -1 if there can be none.
+
+    It forbids nothing in the file system. But who is in it can look into the memory only of who
+    is in the same one or in one on top of it: not of this process, of what else it starts, or of
+    those who have another layer. Only for a process that has given up to gain rights anyway.
+    """
+    if abi() < LEAST_ABI or ctypes.CDLL(None).prctl(_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        return -1
+    # One right at least must be named; nobody in there can make block devices. And unless it is
+    # named, too, moving files from folder to folder would be forbidden.
+    attributes = _Ruleset(_MAKE_BLOCK | _REFER, 0, 0)
+    ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    _allow(ruleset, "/", _REFER)
+    return ruleset
+
+
+def enter(ruleset: int) -> None:
+    """Put a layer on this process and all that it starts. It must have no other threads."""
+    _call(_RESTRICT_SELF, ruleset, 0)
+
+
+def writable_mounts(mountinfo: Iterable[str] | None = None) -> list[str]:
+    """Where a mount is that may be written to, as this process sees it."""
+    if mountinfo is None:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            mountinfo = file.readlines()
+    found = {}
+    for line in mountinfo:
+        # number, parent, device, root, mount point, options; of two at one place the later counts
+        fields = line.split()
+        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        found[place] = "rw" in fields[5].split(",")
+    return [place for place, writable in found.items() if writable and place != "/"]
+
+
+def _allow(ruleset: int, path: str, access: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # below another mount
+    try:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            access &= _OF_FILES
+        rule = _Beneath(access, fd)
+        _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(fd)
+
+
+def _call(number: int, *arguments: object) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
+    if result == -1:
+        raise OSError(ctypes.get_errno(), f"the system call {number} of Landlock failed")
+    return int(result)

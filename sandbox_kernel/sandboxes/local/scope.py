@@ -1,0 +1,131 @@
+"""A cgroup for a jail from the user's systemd, as rootless Podman gets one: a transient scope.
+
+Used by ``Launch`` where this process may make no cgroup itself. The scope ends with the jail.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from sandbox_kernel.programs import find_program
+from sandbox_kernel.sandboxes.local.limits import (
+    CPU_PERIOD_US,
+    Cgroup,
+    Limits,
+    cgroups_allowed,
+    unified_folder,
+)
+
+_TIMEOUT = 5.0
+_POLL = 0.005
+_MANAGER = (
+    *("org.freedesktop.systemd1", "/org/freedesktop/systemd1"),
+    *("org.freedesktop.systemd1.Manager", "StartTransientUnit"),
+)
+
+
+def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
+    """Have ``pid`` put into a scope with these limits. None where there is no user manager, or
+    none that can limit memory or processes. Takes a few milliseconds, and seconds at most."""
+    bus = _bus()
+    busctl = find_program("busctl")
+    if bus is None or busctl is None or not cgroups_allowed() or not _can_limit():
+        return None
+    if bus in _in_vain:
+        return None
+    unit = f"sandbox-kernel-{sandbox_id}.scope"
+    try:
+        ran = subprocess.run(
+            [
+                *(busctl, f"--address=unix:path={bus}", f"--timeout={_TIMEOUT:g}", "--quiet"),
+                *("call", *_MANAGER, "ssa(sv)a(sa(sv))", unit, "fail"),
+                *(*_properties(pid, limits), "0"),
+            ],
+            capture_output=True,
+            timeout=2 * _TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if ran.returncode:
+        return None
+    folder = _folder(pid, unit)
+    if folder is None:
+        _in_vain.add(bus)  # to wait for it once is enough
+        return None
+    # What the manager itself may not give is not there.
+    files = {"memory": "memory.max", "pids": "pids.max"}
+    if limits.cpus:
+        files["cpu"] = "cpu.max"
+    held = {name: str(folder) for name, file in files.items() if _limited(folder / file)}
+    return Cgroup(2, held) if held else None
+
+
+_in_vain: set[Path] = set()
+"""Managers that took a request and did nothing of it."""
+
+
+def _can_limit() -> bool:
+    """Whether version 2 has what it takes here; with version 1 managers of users can limit
+    nothing."""
+    root = unified_folder("/")
+    try:
+        return root is not None and bool(
+            {"memory", "pids"} & set((root / "cgroup.controllers").read_text().split())
+        )
+    except OSError:
+        return False
+
+
+def _bus() -> Path | None:
+    """The socket of the user's bus, if there is a manager on it."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    if not (runtime / "systemd" / "private").is_socket():
+        return None
+    return runtime / "bus" if (runtime / "bus").is_socket() else None
+
+
+def _properties(pid: int, limits: Limits) -> list[str]:
+    properties = {
+        "Description": ["s", "A sandbox of sandbox-kernel"],
+        "PIDs": ["au", "1", str(pid)],
+        "CollectMode": ["s", "inactive-or-failed"],
+        "MemoryMax": ["t", str(limits.memory)],
+        "MemorySwapMax": ["t", "0"],
+        "TasksMax": ["t", str(limits.processes)],
+        # Without this, systemd would end the scope when one process is killed for want of memory.
+        "Delegate": ["b", "true"],
+    }
+    if limits.cpus:
+        properties["CPUQuotaPerSecUSec"] = ["t", str(int(limits.cpus * 1_000_000))]
+        properties["CPUQuotaPeriodUSec"] = ["t", str(CPU_PERIOD_US)]
+    words = [str(len(properties))]
+    for name, value in properties.items():
+        words += [name, *value]
+    return words
+
+
+def _folder(pid: int, unit: str) -> Path | None:
+    """The cgroup of the scope, once the process is in it: systemd answers before that."""
+    deadline = time.monotonic() + _TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            return None  # it has ended
+        for line in lines:
+            number, _, path = line.split(":", 2)
+            if number == "0" and path.endswith(f"/{unit}"):
+                return unified_folder(path)
+        time.sleep(_POLL)
+    return None
+
+
+def _limited(file: Path) -> bool:
+    try:
+        return not file.read_text().startswith("max")
+    except OSError:
+        return False

@@ -1,0 +1,16 @@
+"""The clock by which links are found dead: one that goes on while the machine sleeps.
+
+``time.monotonic`` and the event loop's clock stand still meanwhile. By those, a laptop that was
+shut for a night has heard from its sandboxes a moment ago.
+"""
+
+from __future__ import annotations
+
+import time
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """Seconds since the machine was started, those included in which it slept."""
+    return time.clock_gettime(_CLOCK)

@@ -1,0 +1,119 @@
+"""Which sandboxes hold files that could not be saved: a note in the sandbox's record.
+
+A sandbox with a note is held by no process. It stays until its files are saved
+(``sandbox-kernel workspace save``, or the next start of its notebook) or until the user removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from sandbox_kernel.errors import SandboxNotFound
+from sandbox_kernel.records import Record, Records
+
+KEY = "unsaved"
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """What a sandbox waits for."""
+
+    backend: str
+    sandbox: str
+    workspace: dict[str, Any]
+    """Of the kernel that was here, as JSON types; ``name`` is where its files are to be saved."""
+    reason: str
+    store: str = ""
+    """Which store it was; empty: the default one."""
+    kernel: str = ""
+    """Name of the kernelspec."""
+    kept: bool = True
+    """The sandbox is there for nothing else, and goes when its files are saved."""
+    place: str = ""
+    """The folder or image of this machine that has the files; empty: the sandbox itself."""
+    since: float = field(default_factory=time.time)
+    elsewhere: bool = False
+    """Another host's, or from before a restart of this one, as the record says: not noted here."""
+
+    @property
+    def name(self) -> str:
+        """Of the workspace."""
+        return str(self.workspace.get("name", ""))
+
+    @property
+    def notebook(self) -> str:
+        return str(self.workspace.get("notebook", ""))
+
+    def __str__(self) -> str:
+        return (
+            f"Files of workspace {self.name!r} are in sandbox {self.sandbox!r} ({self.backend}) "
+            f"only, because they could not be saved: {self.reason}"
+        )
+
+
+_FIELDS = {f.name for f in fields(Unsaved)} - {"backend", "sandbox", "elsewhere"}
+
+
+def unsaved_in(record: Record) -> Unsaved | None:
+    """What a record says; None if all is saved, as far as is known."""
+    found = record.kernel.get(KEY)
+    if not isinstance(found, dict) or not isinstance(found.get("workspace"), dict):
+        return None
+    known = {key: value for key, value in found.items() if key in _FIELDS}
+    return Unsaved(
+        record.backend,
+        record.name,
+        **{"reason": "", **known},
+        elsewhere=record.where == "elsewhere",
+    )
+
+
+def note(unsaved: Unsaved) -> bool:
+    """Write it down. False if there is no such sandbox any more."""
+    return _set(unsaved.backend, unsaved.sandbox, asdict(unsaved))
+
+
+def clear(backend: str, sandbox: str) -> None:
+    """Its files are saved, or a process answers for it again. No error if there is no note."""
+    try:
+        if KEY not in Records().load(backend, sandbox).kernel:
+            return
+    except SandboxNotFound:
+        return
+    _set(backend, sandbox, None)
+
+
+def _set(backend: str, sandbox: str, value: dict[str, Any] | None) -> bool:
+    records = Records()
+    try:
+        record = records.load(backend, sandbox)
+    except SandboxNotFound:
+        return False
+    record.kernel.pop(KEY, None)
+    if value is not None:
+        record.kernel[KEY] = {key: value[key] for key in _FIELDS}
+    records.save(record)
+    return True
+
+
+def all_unsaved(backends: Sequence[str]) -> Iterator[Unsaved]:
+    """All of this user's, the oldest of each backend first."""
+    for backend in backends:
+        for record in Records().list(backend):
+            found = unsaved_in(record)
+            if found is not None:
+                yield found
+
+
+def unsaved_of(backends: Sequence[str], name: str) -> list[Unsaved]:
+    """Those of a workspace, a sandbox, or the notebook at a path."""
+    path = os.path.abspath(name)
+    return [
+        one
+        for one in all_unsaved(backends)
+        if name in (one.name, one.sandbox) or (one.notebook and one.notebook == path)
+    ]

@@ -1,0 +1,124 @@
+"""What an export takes away from the host is kept: in a trash folder beside what is written.
+
+    .sandbox-kernel-trash/<time>/replaced/<path>    what was there before a file was written over
+    .sandbox-kernel-trash/<time>/deleted/<path>     what the sandbox had made, and has deleted
+
+The folder's name is one of ours, so nothing of it is ever uploaded, and no sandbox can write it.
+What was replaced stays until the user deletes it. What was deleted is also in the workspace's
+history, so of that only the newest is kept if it becomes much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+
+from sandbox_kernel.guest.workspace.folders import CREATE, FOLDER, Root, remove
+from sandbox_kernel.guest.workspace.layout import RESERVED
+
+TRASH = f"{RESERVED}trash"
+REPLACED, DELETED = b"replaced", b"deleted"
+MOST_DELETED = 2**30
+"""Bytes; the newest is kept, however much it is."""
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
+
+
+class Trash:
+    """Of one export. Not thread-safe; ``close`` it."""
+
+    def __init__(self, folder: int, path: str) -> None:
+        """``folder`` is a descriptor of the folder that is written to, ``path`` its name."""
+        self._root = Root(os.dup(folder))
+        self._path = path
+        stamp = time.strftime("%Y%m%dt%H%M%S", time.gmtime())
+        self._batch = [TRASH.encode(), f"{stamp}-{secrets.token_hex(3)}".encode()]
+        self.used = False
+
+    @property
+    def path(self) -> str:
+        """Where things went; empty if there were none."""
+        return os.path.join(self._path, *map(os.fsdecode, self._batch)) if self.used else ""
+
+    def close(self) -> None:
+        self._root.close()
+
+    def keep(self, folder: int, parts: list[bytes]) -> None:
+        """Before a file is written over: keep it. It stays where it is as well, if that can be."""
+        self._put(REPLACED, folder, parts, leave=True)
+
+    def take(self, folder: int, parts: list[bytes]) -> None:
+        """Delete a file, by moving it here."""
+        self._put(DELETED, folder, parts, leave=False)
+
+    def _put(self, kind: bytes, folder: int, parts: list[bytes], *, leave: bool) -> None:
+        *parents, name = parts
+        here = self._root.folder([*self._batch, kind, *parents], make=0o700)
+        if not self.used:
+            self.used = True
+            self._hide_from_git()
+            here = self._root.folder([*self._batch, kind, *parents])
+        try:
+            _move(folder, name, here, leave=leave)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            beside = Root(os.dup(folder))  # a file system is mounted there; it has its own trash
+            try:
+                _move(folder, name, beside.folder([*self._batch, kind], make=0o700), leave=leave)
+            finally:
+                beside.close()
+
+    def _hide_from_git(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            parent = self._root.folder(self._batch[:1])
+            fd = os.open(b".gitignore", CREATE, 0o600, dir_fd=parent)
+            with os.fdopen(fd, "w") as file:
+                file.write("*\n")
+
+    def tidy(self) -> None:
+        """Of what sandboxes had made and deleted, forget the oldest if it is too much."""
+        if not self.used:
+            return
+        top = self._root.folder(self._batch[:1])
+        left = MOST_DELETED
+        for number, batch in enumerate(sorted(os.listdir(top), reverse=True)):
+            try:
+                fd = os.open(batch, FOLDER, dir_fd=top)
+            except NotADirectoryError:
+                continue
+            try:
+                left -= _allocated(fd, DELETED)
+                if left < 0 and number > 0:
+                    remove(fd, DELETED)
+            finally:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                os.rmdir(batch, dir_fd=top)  # if nothing else is in it
+
+
+def _move(source: int, name: bytes, target: int, *, leave: bool) -> None:
+    if leave:
+        try:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _allocated(folder: int, name: bytes) -> int:
+    """Bytes on the disk below an entry of a folder; 0 if it is not there."""
+    try:
+        fd = os.open(name, FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        return 0
+    total = 0
+    for _, _, files, here in os.fwalk(b".", dir_fd=fd, follow_symlinks=False):
+        for file in files:
+            total += os.stat(file, dir_fd=here, follow_symlinks=False).st_blocks * 512
+    os.close(fd)
+    return total

@@ -1,0 +1,53 @@
+"""Mistakes of the host's own: they are told as such, and the sandbox is not blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from sandbox_kernel.errors import InternalError
+from sandbox_kernel.guest.peer import Peer
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.spec import SandboxSpec
+from tests.conformance.conftest import finish
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def test_the_agent_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An event's handler that raises is logged, and the session goes on; a link that cannot be
+    taken into use ends it as a mistake in sandbox-kernel, not as an agent's bad message."""
+
+    def mistaken(*_: object, **__: object) -> Any:
+        raise TypeError("ours")
+
+    async def attempt() -> None:
+        log = logging.getLogger("mistakes")
+        kernel = await SandboxedKernel.create(LocalClient(), SandboxSpec(), log)
+        try:
+            kernel.tunnel.control._on_event = mistaken
+            await kernel.launch(["/bin/true"], env={}, cwd="/", connection={})
+            while "was not handled" not in caplog.text:
+                await asyncio.sleep(0.02)
+            assert kernel.handle.name in caplog.text
+            assert (await kernel.tunnel.control.call("info"))["version"] == 1
+            assert kernel.tunnel.failure is None
+
+            monkeypatch.setattr(Peer, "attach", mistaken)
+            kernel.tunnel.cut()
+            while kernel.tunnel.failure is None:
+                await asyncio.sleep(0.02)
+            failure = kernel.tunnel.failure
+            assert isinstance(failure, InternalError)
+            assert "mistake in sandbox-kernel" in str(failure)
+            assert "agent" not in str(failure)
+        finally:
+            await kernel.remove()
+
+    finish(attempt())

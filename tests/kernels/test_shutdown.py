@@ -1,0 +1,111 @@
+"""A kernel that is shut down is gone, whatever its code does against that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.tunnel import background
+
+from .conftest import KernelStarter
+from .live import jail_processes
+
+AT_WAR = """
+import os, signal, subprocess, sys
+stop = '''
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid not in (1, os.getpid(), os.getppid()):
+            try: os.kill(pid, signal.SIGSTOP)
+            except OSError: pass
+'''
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", stop], start_new_session=True)
+print("begun")
+while True:
+    try:
+        while True: pass
+    except KeyboardInterrupt:
+        pass
+"""
+"""A cell that stops every other process of its sandbox, the agent among them, again and again, and
+obeys nobody itself."""
+
+WITHIN = 30.0
+"""Seconds. It takes about ten at most, with what Jupyter itself waits; it was 42, then an error."""
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_who_stops_its_agent_is_ended_from_outside(
+    start_kernel: KernelStarter, folder: Path, now: bool
+) -> None:
+    """A cell sends SIGSTOP to the agent, through which the host would end the kernel, and goes on.
+    `shutdown_kernel` neither raises nor waits for an answer that does not come: after some seconds
+    no process of the sandbox is left."""
+    live = start_kernel()
+    live.begin(AT_WAR)
+    begun = time.monotonic()
+    live.manager.shutdown_kernel(now=now)
+    assert time.monotonic() - begun < WITHIN
+    assert jail_processes(folder) == []
+
+
+def test_a_sandbox_that_does_nothing_at_all_is_ended(
+    start_kernel: KernelStarter, folder: Path
+) -> None:
+    """Every process of the sandbox is stopped, also its first, so nothing in it answers or can be
+    asked to do anything. Its shutdown takes seconds, and leaves nothing."""
+    live = start_kernel()
+    for pid in _pids(folder):
+        os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    live.manager.shutdown_kernel()
+    assert time.monotonic() - begun < WITHIN
+    assert jail_processes(folder) == []
+
+
+def test_a_kernel_that_is_ended_by_force_leaves_its_files(start_kernel: KernelStarter) -> None:
+    """What a kernel's agent cannot end is ended by the sandbox's first process: the kernel with
+    all that it has started, and nothing else. A restart finds the files."""
+    live = start_kernel()
+    live.ok("open('kept.txt', 'w').write('kept')")
+    live.ok("import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)")
+    background.submit(live.kernel.end_by_force()).result(WITHIN)
+    assert live.kernel.exit_code == -signal.SIGKILL
+    sandbox = live.sandbox
+    live.manager.restart_kernel(now=True)
+    live.reconnect()
+    assert live.sandbox == sandbox
+    assert live.ok("open('kept.txt').read()").value == "'kept'"
+    processes = "[open(f'/proc/{n}/cmdline').read() for n in os.listdir('/proc') if n.isdigit()]"
+    assert "sleep" not in live.ok(f"import os; str({processes})").value
+
+
+def _pids(folder: Path) -> list[int]:
+    """The jail's processes, without bubblewrap's, which is outside of it."""
+    found = [line.partition(": ") for line in jail_processes(folder)]
+    return [int(pid) for pid, _, command in found if "bwrap" not in command.split(" ")[0]]
+
+
+def test_a_stopped_workspace_helper_does_not_hold_the_shutdown_up(
+    start_kernel: KernelStarter, folder: Path
+) -> None:
+    """A cell stops the process that reads the files for a save. It is continued: the last save
+    has what the cell wrote, and the shutdown takes its usual time."""
+    live = start_kernel(workspace="stopped")
+    asyncio.run(live.provisioner.save())
+    live.ok("open('kept.txt', 'w').write('kept')")
+    live.begin(AT_WAR.replace("while True:\n    for pid", "for _ in range(1):\n    for pid"))
+    begun = time.monotonic()
+    live.manager.shutdown_kernel()
+    assert time.monotonic() - begun < WITHIN
+    assert jail_processes(folder) == []
+    again = start_kernel(workspace="stopped")
+    assert again.ok("open('kept.txt').read()").value == "'kept'"

@@ -1,0 +1,327 @@
+"""A last save that fails must not cost the only copy of somebody's files: the sandbox is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import websocket
+from jupyter_client import KernelManager
+from moto.server import ThreadedMotoServer
+
+from sandbox_kernel.errors import WorkspaceError
+from sandbox_kernel.jupyter import workspaces
+from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
+from sandbox_kernel.records import Records
+from sandbox_kernel.workspace import Store, export, packs
+from tests.emulators.running import Running
+from tests.kernels.live import PATIENCE, jail_processes, run_cell, wait_until
+from tests.workspace.faultyproxy import FaultyProxy
+
+from .conftest import statuses
+from .running import TOKEN, JupyterServer, Tab
+
+CLI = Path(sys.executable).with_name("sandbox-kernel")
+
+
+@pytest.fixture(autouse=True)
+def named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kernels save to the workspace ``work``, in a store of the test's own; its folder."""
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", "work")
+    monkeypatch.setenv("SANDBOX_KERNEL_STORE", str(folder / "store"))
+    return folder / "store"
+
+
+@contextlib.contextmanager
+def kernel(code: str = "") -> Iterator[KernelManager]:
+    """A kernel that has run some code; whoever asks for it shuts it down."""
+    manager = KernelManager(kernel_name="sandbox")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=PATIENCE)
+        ran = run_cell(client, code)
+        assert ran.reply["status"] == "ok", ran
+        manager.printed = ran.text()
+        yield manager
+    finally:
+        client.stop_channels()
+
+
+def run_kernel(code: str) -> str:
+    with kernel(code) as manager:
+        manager.shutdown_kernel()
+        return str(manager.printed)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CLI, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def break_store(store: Path) -> None:
+    """No file can be written any more, whoever tries, as on a disk that is full."""
+    (store / "tmp").rename(store / "away")
+    (store / "tmp").write_text("")
+
+
+def mend_store(store: Path) -> None:
+    (store / "tmp").unlink()
+    (store / "away").rename(store / "tmp")
+
+
+def test_a_failed_last_save_keeps_the_sandbox(
+    named: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store cannot be written when a kernel is shut down. The shutdown succeeds, nothing of the
+    kernel runs on, and its sandbox stays: the log says what to do, ``ps`` says unsaved, ``rm``
+    wants --force, and a new kernel does not start with the older files. When the store can be
+    written again, ``workspace save`` saves the files and removes the sandbox."""
+    run_kernel("open('old', 'w').write('1')")
+    with kernel("open('new', 'w').write('2')") as manager:
+        break_store(named)
+        manager.shutdown_kernel()
+        assert not manager.has_kernel
+    assert "sandbox-kernel workspace save work" in caplog.text
+    (record,) = Records().list("local")
+    wait_until(lambda: not jail_processes(folder), "the end of what ran")
+    assert "unsaved" in cli("ps").stdout
+    (shown,) = json.loads(cli("ps", "--json").stdout)
+    assert shown["name"] == record.name
+    assert str(named) in shown["unsaved"]
+    refused = cli("rm", record.name)
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    assert cli("rm", "--all").stdout == ""
+    with pytest.raises(WorkspaceError, match=f"older than those in sandbox '{record.name}'"):
+        run_kernel("")
+    failed = cli("workspace", "save", "work")
+    assert failed.returncode == 1
+    assert str(named) in failed.stderr
+    mend_store(named)
+    saved = cli("workspace", "save", record.name)
+    assert (saved.returncode, saved.stdout) == (0, "work\n"), saved.stderr
+    assert not Records().list("local")
+    assert run_kernel("import os; print(sorted(os.listdir()))") == "['new', 'old']\n"
+    assert cli("workspace", "save").stderr.strip().endswith("Nothing is unsaved.")
+
+
+def test_the_next_start_saves_first(named: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who simply opens the notebook again goes on with what could not be saved then, and it is
+    saved before the first cell runs. What is on another host is only told. ``rm --force`` gives it
+    up instead."""
+    with kernel("open('f', 'w').write('kept')") as manager:
+        break_store(named)
+        manager.shutdown_kernel()
+    mend_store(named)
+    assert run_kernel("print(open('f').read()); open('f', 'w').write('more')") == "kept\n"
+    assert len(Store.open().saves("work")) == 2
+    with kernel("open('f', 'w').write('lost')") as manager:
+        break_store(named)
+        manager.shutdown_kernel()
+    mend_store(named)
+    (record,) = Records().list("local")
+    here, record.place = record.place, {"host": "far away"}
+    Records().save(record)
+    assert run_kernel("print(open('f').read())") == "more\n"
+    assert "That is on another host" in caplog.text
+    record.place = here
+    Records().save(record)
+    assert cli("rm", "--force", record.name).returncode == 0
+    assert run_kernel("print(open('f').read())") == "more\n"
+
+
+@pytest.mark.parametrize("own_disk", [False, True])
+def test_files_of_a_sandbox_that_was_killed(
+    own_disk: bool, named: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox is killed from outside with files in it that no save has. Its kernel cannot be
+    asked for them any more; but they are on this machine's disk, in a folder or in a file system of
+    their own, and are saved from there; later, if the store cannot be written just then."""
+    if own_disk:
+        monkeypatch.setenv("SANDBOX_KERNEL_DISK_MIB", "64")
+    with kernel("open('f', 'w').write('kept')") as manager:
+        (record,) = Records().list("local")
+        if own_disk and not record.data.get("own_disk"):
+            manager.shutdown_kernel()
+            pytest.skip("no file system can be made for a sandbox here")
+        os.kill(record.data["init"][0], signal.SIGKILL)
+        wait_until(lambda: manager.provisioner.death, "the end of the sandbox")
+        manager.shutdown_kernel()
+    assert not Records().list("local")
+    export(Store.open(), "work", folder / "out")
+    assert (folder / "out" / "f").read_text() == "kept"
+    with kernel("open('f', 'w').write('later')") as manager:
+        break_store(named)
+        manager.shutdown_kernel()
+    (record,) = Records().list("local")
+    wait_until(lambda: not jail_processes(folder), "the end of what ran")
+    mend_store(named)
+    assert run_kernel("print(open('f').read())") == "later\n"
+
+
+@pytest.mark.slow
+def test_a_server_tells_its_clients(named: Path, server: JupyterServer) -> None:
+    """A kernel is shut down in the browser while the store cannot be written: the request succeeds,
+    an event says what was not saved and what to do, and a new session is refused with the reason,
+    until the store is mended."""
+    server.notebook("n.ipynb")
+    kernel_id = server.session("n.ipynb")["kernel"]["id"]
+    tab = Tab(server, kernel_id)
+    tab.run("open('f', 'w').write('kept')")
+    tab.close()
+    events = websocket.create_connection(
+        f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+        header=[f"Authorization: token {TOKEN}"],
+        timeout=PATIENCE,
+    )
+    break_store(named)
+    server.request("DELETE", f"/api/kernels/{kernel_id}")
+    told: dict[str, str] = {}
+    while told.get("schema_id") != SAVE_EVENTS:
+        told = json.loads(events.recv())
+    events.close()
+    assert told["status"] == "failed"
+    assert "sandbox-kernel workspace save work" in told["message"]
+    body = {"kernel": {"name": "sandbox"}, "name": "", "path": "n.ipynb", "type": "notebook"}
+    _, refusal = server.refused("POST", "/api/sessions", body)
+    assert "older than those in sandbox" in " ".join(refusal.split())
+    mend_store(named)
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    assert tab.run("print(open('f').read())") == "kept\n"
+    tab.close()
+
+
+@pytest.mark.slow
+def test_a_hosted_sandbox_waits_paused(named: Path, service: Running) -> None:
+    """A sandbox elsewhere whose files could not be saved is paused, which costs little; it is
+    resumed to be saved, and then removed."""
+    with kernel("open('f', 'w').write('kept')") as manager:
+        break_store(named)
+        manager.shutdown_kernel()
+    assert statuses(service) == ["paused"]
+    assert cli("workspace", "save", "work").returncode == 1
+    assert statuses(service) == ["paused"]
+    mend_store(named)
+    assert cli("workspace", "save", "work").stdout == "work\n"
+    assert statuses(service) == []
+    assert [save.files for save in Store.open().saves("work")] == [1]
+
+
+STOP_HELPER = """
+import os, signal
+def parent(pid): return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+ours = [int(pid) for pid in os.listdir('/proc') if pid.isdigit() and parent(pid) == os.getppid()]
+(helper,) = [pid for pid in ours if b'ipykernel' not in open(f'/proc/{pid}/cmdline', 'rb').read()]
+os.kill(helper, signal.SIGSTOP)
+open('f', 'w').write('kept')
+"""
+
+
+def test_a_silent_sandbox_does_not_hold_up_a_shutdown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code in the sandbox stops the process there that saves files. The shutdown does not wait for
+    it for long, and ends all that runs; the files are there at the next start."""
+    monkeypatch.setattr(workspaces, "SILENCE", 3.0, raising=False)
+    with kernel("open('f', 'w').write('first')") as manager:
+        asyncio.run(manager.provisioner.save())  # from then on there is such a process
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=PATIENCE)
+        ran = run_cell(client, STOP_HELPER)
+        assert ran.reply["status"] == "ok", ran.reply
+        client.stop_channels()
+        manager.shutdown_kernel()
+    wait_until(lambda: not jail_processes(folder), "the end of what ran")
+    assert run_kernel("print(open('f').read())") == "kept\n"
+
+
+EXITS = """
+import sys
+from jupyter_client import KernelManager
+from tests.emulators.running import Running
+from tests.kernels.live import run_cell
+from tests.server.test_unsaved import break_store
+from pathlib import Path
+manager = KernelManager(kernel_name="sandbox")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=90)
+print(run_cell(client, sys.argv[1]).text(), end="")
+if len(sys.argv) > 2:
+    break_store(Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_exits_without_a_shutdown(named: Path, folder: Path) -> None:
+    """A script forgets to shut its kernel down: the files are saved when it exits. If they cannot
+    be, the sandbox is kept, as after a shutdown, and nothing runs on."""
+
+    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", EXITS, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
+
+    script("open('f', 'w').write('saved at exit')")
+    assert not Records().list("local")
+    ended = script("print(open('f').read()); open('f', 'w').write('kept')", str(named))
+    assert ended.stdout == "saved at exit\n", ended.stderr
+    assert "sandbox-kernel workspace save work" in ended.stderr
+    wait_until(lambda: not jail_processes(folder), "the end of what ran")
+    mend_store(named)
+    assert run_kernel("print(open('f').read())") == "kept\n"
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A store on S3, behind a proxy."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    proxy = FaultyProxy(server.get_host_and_port()[1], seed=7, stall=PATIENCE)
+    settings = {"endpoint_url": proxy.url, "key": "testing", "secret": "testing"}
+    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    fsspec.filesystem("s3").mkdir(bucket)
+    monkeypatch.setenv("SANDBOX_KERNEL_STORE", f"s3://{bucket}/store")
+    yield proxy
+    proxy.close()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_the_limit_of_a_last_save(s3: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers slowly is waited for as long as the save goes on, also if that is longer
+    than the limit; a store that does not answer at all only for the limit, and what was not saved
+    then is kept."""
+    monkeypatch.setattr(workspaces, "LAST_SAVE_TIMEOUT", 4.0)
+    monkeypatch.setattr(packs, "PACK_SIZE", 2**16)
+    with kernel("import os; open('f', 'wb').write(os.urandom(8 * 2**20))") as manager:
+        s3.delay = 1.0  # for each of eight packs and more
+        manager.shutdown_kernel()
+        s3.delay = 0.0
+    (save,) = Store.open().saves("work")
+    assert save.bytes == 8 * 2**20
+    assert not Records().list("local")
+    with kernel("open('f', 'wb').write(b'kept')") as manager:
+        s3.rate, s3.kinds = 1.0, ("stall",)
+        shutdown = threading.Thread(target=manager.shutdown_kernel, daemon=True)
+        shutdown.start()
+        shutdown.join(PATIENCE / 2)  # each call would be waited for longer than that
+        assert not shutdown.is_alive()
+        s3.rate = 0.0
+    assert len(Records().list("local")) == 1
+    assert run_kernel("print(open('f').read())") == "kept\n"
