@@ -44,7 +44,7 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 _LOG_LINES, _LOG_SIZE = 20, 4000
 _INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT, _LOCAL_TIMEOUT = 10.0, 30.0, 3.0
 _UNANSWERED_TIMEOUT = 0.5
-_FORCE_TIMEOUT = 5.0
+_FORCE_TIMEOUT, _COMMAND_TIMEOUT = 5.0, 15.0
 _EXPLAIN_TIMEOUT = 1.0
 _RECORDING_TIMEOUT = 60.0
 UNUSED_LEASE = 10.0
@@ -534,15 +534,16 @@ class SandboxedKernel:
 
     async def end_by_force(self) -> None:
         """End a kernel whose agent does not answer, from outside: with everything else in the
-        sandbox but the agent, where the backend can, so that its files can still be saved; else
-        with the whole sandbox. Takes some seconds at most, and raises nothing: afterwards the
-        kernel is dead, for all who ask."""
+        sandbox but the agent, where the backend can, or by a command in the sandbox, so that its
+        files can still be saved; else with the whole sandbox. Takes some seconds at most, and
+        raises nothing: afterwards the kernel is dead, for all who ask."""
         self._expected = True
         name = self.handle.name
         try:
-            if await asyncio.wait_for(self.handle.clear(), _FORCE_TIMEOUT):
-                await asyncio.wait_for(self._exited.wait(), _FORCE_TIMEOUT)
-                return
+            if not await asyncio.wait_for(self.handle.clear(), _FORCE_TIMEOUT):
+                await self._kill_inside()
+            await asyncio.wait_for(self._exited.wait(), _FORCE_TIMEOUT)
+            return
         except (SandboxError, OSError, asyncio.TimeoutError) as error:
             self.log.warning("The agent in sandbox %s is silent (%s): all of it ends.", name, error)
         try:
@@ -553,6 +554,15 @@ class SandboxedKernel:
                 *(name, error or "no answer"),
             )
         self.give_up()
+
+    async def _kill_inside(self) -> None:
+        """Kill the kernel by a command in the sandbox, which the agent has no part in. The agent
+        may only be stopped, and then continues."""
+        if self.pid is None:
+            raise SandboxError("The kernel's pid is not known.")
+        script = f"kill -CONT -1; kill -KILL -{self.pid:d} {self.pid:d}"
+        command = self.handle.exec("/bin/sh", ["-c", script], cwd="/")
+        await asyncio.wait_for(command, _COMMAND_TIMEOUT)
 
     def expect_exit(self) -> None:
         """The kernel is about to be shut down: its exit is no accident."""

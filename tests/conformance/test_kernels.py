@@ -18,6 +18,7 @@ import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient, KernelManager
 from nbclient import NotebookClient
 
+from sandbox_kernel.errors import SandboxTimeout
 from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.tunnel import background
@@ -141,6 +142,33 @@ def test_restart_keeps_the_sandbox() -> None:
         reply, printed = execute(client, "print(open('note').read()); x")
         assert (reply["ename"], printed) == ("NameError", "kept\n")
         assert sandboxed(manager).handle.id == before
+
+
+STOP_THE_AGENT = """
+import os, signal
+for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = file.read().split(b"\\0")
+    if b"agent" in words and pid not in (1, os.getpid()):
+        os.kill(pid, signal.SIGSTOP)
+"""
+
+
+def test_a_kernel_whose_agent_is_stopped_leaves_its_files() -> None:
+    """A cell stops the agent, through which the host would end the kernel. A restart ends the
+    kernel all the same, without the agent, and finds the sandbox and its files as they were."""
+    with kernel() as (manager, client):
+        execute(client, "open('kept.txt', 'w').write('kept')")
+        sandbox = sandboxed(manager).handle.id
+        client.execute(STOP_THE_AGENT)
+        with contextlib.suppress(SandboxTimeout):
+            while True:
+                finish(sandboxed(manager).tunnel.control.call("status", timeout=SCALE))
+        manager.restart_kernel(now=True)
+        client.wait_for_ready(timeout=LIMIT)
+        reply, printed = execute(client, "print(open('kept.txt').read())")
+        assert (reply["status"], printed) == ("ok", "kept\n")
+        assert sandboxed(manager).handle.id == sandbox
 
 
 def test_shutdown_removes_the_sandbox(backend: Backend) -> None:
