@@ -43,7 +43,7 @@ from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Endpoint
 from sandbox_kernel.tunnel.links import codec_for, connect
 
-FIRST_ATTEMPTS, AT_ONCE = 3, 5.0
+FIRST_ATTEMPTS, AT_ONCE = 6, 5.0
 FIRST_DELAY, MAX_DELAY = 0.05, 5.0
 ALIVE_INTERVAL = 5.0
 PAUSED_INTERVAL = 5.0
@@ -106,9 +106,9 @@ class Tunnel:
 
     async def open(self) -> None:
         """Make the first link. Raises what ``links.connect`` raises, LinkLost only if that has
-        happened a few times at once: an agent that is slow to start is waited for, and the caller
-        says for how long."""
-        failures = 0
+        happened a few times, over a second or two: an agent that is slow to start is waited
+        for, and the caller says for how long."""
+        failures, delay = 0, FIRST_DELAY
         while True:
             started = self._loop.time()
             try:
@@ -118,7 +118,8 @@ class Tunnel:
                 failures += self._loop.time() - started < AT_ONCE
                 if failures == FIRST_ATTEMPTS:
                     raise
-                await asyncio.sleep(FIRST_DELAY)
+                await asyncio.sleep(delay)
+                delay = min(MAX_DELAY, 2 * delay)
         self._task = self._loop.create_task(self._keep_connected())
 
     @property

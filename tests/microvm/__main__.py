@@ -94,7 +94,7 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
     select = f"-k '{arguments.select}'" if arguments.select else ""
     markers = "not live and not faults" + (" and not slow" if arguments.quick else "")
     return (
-        f"uname -r && python3 -m pytest -p no:cacheprovider -p tests.microvm.budget -v -rP "
+        f"uname -r && python3 -m pytest -p no:cacheprovider -p tests.microvm.budget -v -rPfE "
         f"--durations=15 -m '{markers}' --timeout=1200 {select} "
         f"--backend {backend} --backend-spec '{spec}' "
         f"{JAIL if backend == BACKENDS[0] else ''} "
