@@ -1,7 +1,8 @@
-"""A cgroup from the user's systemd, where this process may make none itself.
+"""A cgroup from systemd, where there is one.
 
 No systemd runs where these tests do, and one that was started here would take the machine's
 processes into its own cgroups. So ``busctl``, the program that speaks to it, is played by a script.
+(``make test-systemd`` has a real one.)
 """
 
 from __future__ import annotations
