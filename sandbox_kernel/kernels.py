@@ -441,13 +441,15 @@ class SandboxedKernel:
                 await self._let_go()
 
     async def _remove_or_kill(self) -> None:
-        """What cannot be removed, because its record cannot be read, say, ends all the same."""
+        """What runs here and cannot be removed, because its record cannot be read, say, ends all
+        the same. A service that removes nothing would not kill either, and take its time."""
         try:
             if self._still_ours():
                 await self.client.remove(self.handle.name)
         except (SandboxError, OSError):
-            with contextlib.suppress(SandboxError, OSError, asyncio.TimeoutError):
-                await asyncio.wait_for(self.handle.kill(), _SIGNAL_TIMEOUT)
+            if not self.client.capabilities.hosted:
+                with contextlib.suppress(SandboxError, OSError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self.handle.kill(), _SIGNAL_TIMEOUT)
             raise
 
     def _still_ours(self) -> bool:
