@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-pythons test-all test-browser test-bwrap test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-pythons test-all test-browser test-bwrap test-systemd test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -80,7 +80,7 @@ test-fast: $(VENV)/.test  ## the quick tests only
 test-pythons: $(VENV)/.test  ## the quick tests on each supported Python that is here or that uv can get
 	@$(PY) tools/pythons.py
 
-test-all: lint types coverage-wire test-browser test-bwrap  ## all checks, also the long ones and hosted services (needs API keys)
+test-all: lint types coverage-wire test-browser test-bwrap test-systemd  ## all checks, also the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
 
@@ -92,6 +92,9 @@ test-bwrap: $(VENV)/.test  ## the jail's tests with the newest bubblewrap of Deb
 	@folder=$$(mktemp -d) && chmod 755 $$folder && trap "rm -rf $$folder" EXIT && \
 	  PATH="$(abspath $(VENV))/bin:$$PATH" tools/newest_bubblewrap $$folder && \
 	  PATH="$$folder/bin:$$PATH" $(PYTEST) $(PARALLEL) tests/local tests/security
+
+test-systemd: $(VENV)/.test  ## a jail's cgroup from a real systemd, in User-Mode Linux (root, Debian; fetched by apt)
+	@$(PY) -m tests.systemd
 
 test-foreign: $(VENV)/.test  ## suites of jupyter_client and jupyter_server on our kernel: is anything left?
 	@$(PY) -m tests.foreign

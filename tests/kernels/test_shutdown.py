@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel import background
 
 from .conftest import KernelStarter
@@ -69,6 +70,23 @@ def test_a_sandbox_that_does_nothing_at_all_is_ended(
     live.manager.shutdown_kernel()
     assert time.monotonic() - begun < WITHIN
     assert jail_processes(folder) == []
+
+
+def test_a_record_that_cannot_be_read_does_not_keep_a_sandbox(
+    start_kernel: KernelStarter, folder: Path
+) -> None:
+    """Somebody has spoilt the sandbox's record, and nothing can be written beside it. The shutdown
+    says that the sandbox cannot be removed; its processes end with it."""
+    live = start_kernel()
+    sandbox = live.sandbox
+    [record] = (folder / "data" / "records" / "local").iterdir()
+    good = record.read_text()
+    record.write_text("spoilt")
+    (folder / "data" / "sandboxes" / sandbox / "ended").mkdir()
+    live.manager.shutdown_kernel(now=True)
+    assert jail_processes(folder) == []
+    record.write_text(good)
+    asyncio.run(LocalClient().remove(sandbox))
 
 
 def test_a_kernel_that_is_ended_by_force_leaves_its_files(start_kernel: KernelStarter) -> None:

@@ -1,12 +1,15 @@
-"""A cgroup from the user's systemd, where this process may make none itself.
+"""A cgroup from systemd, where there is one.
 
 No systemd runs where these tests do, and one that was started here would take the machine's
 processes into its own cgroups. So ``busctl``, the program that speaks to it, is played by a script.
+(``make test-systemd`` has a real one.)
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pwd
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.sandboxes.local import limits, scope
+from sandbox_kernel.sandboxes.local import LocalClient, limits, scope
 from sandbox_kernel.sandboxes.local.limits import MIB, Limits
 from sandbox_kernel.spec import SandboxSpec
 
@@ -59,9 +62,10 @@ def test_what_the_manager_is_asked_for(asked: Path, pid: int) -> None:
     unit = words.index("sandbox-kernel-0123456789ab.scope")
     assert words[unit - 2 : unit] == ["StartTransientUnit", "ssa(sv)a(sa(sv))"]
     said = " ".join(words[unit + 1 :])
-    assert said.startswith("fail 9 ")
+    assert said.startswith("fail 10 ")
     assert f" PIDs au 1 {pid} " in said
-    assert f" MemoryMax t {200 * MIB} MemorySwapMax t 0 TasksMax t 50 Delegate b true " in said
+    assert f" MemoryMax t {200 * MIB} MemorySwapMax t 0 TasksMax t 50 IOWeight t 50 " in said
+    assert " Delegate b true " in said
     assert said.endswith(" CPUQuotaPerSecUSec t 1500000 CPUQuotaPeriodUSec t 100000 0")
 
 
@@ -91,3 +95,34 @@ def test_nobody_is_asked_in_vain(
     assert scope.create("0123456789ab", pid, wanted) is None
     assert not asked.exists()
     assert not os.path.exists(tmp_path / "systemd")
+
+
+@pytest.mark.usefixtures("own_dirs")
+def test_the_manager_is_asked_first(asked: Path) -> None:
+    """Also by who may make a cgroup itself: systemd takes the controllers of one that it has not
+    made away again when it is told to reload (`cpus=0.5` was no limit any more)."""
+
+    async def start() -> None:
+        client = LocalClient()
+        handle = await client.create(SandboxSpec(lease_seconds=60))
+        await client.remove(handle.name)
+
+    asyncio.run(start())
+    assert "StartTransientUnit" in asked.read_text()
+
+
+def test_a_service_does_not_depend_on_a_login(
+    asked: Path, pid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is a service of the system's, and its user happens to be logged in. That user's
+    manager ends when the user logs out, with every scope in it, and the kernels must not. If the
+    user lingers, the manager stays."""
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    monkeypatch.setattr(scope, "own_unified_path", lambda: "/system.slice/hub.service")
+    monkeypatch.setattr(scope, "_LINGERING", tmp_path)
+    wanted = Limits.of(SandboxSpec())
+    assert scope.create("0123456789ab", pid, wanted) is None
+    assert not asked.exists()
+    (tmp_path / pwd.getpwuid(65534).pw_name).touch()
+    assert scope.create("0123456789ab", pid, wanted) is None
+    assert asked.exists()

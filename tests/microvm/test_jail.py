@@ -48,12 +48,14 @@ async def _try(client: LocalClient) -> list[str]:
         assert (folder / "cpu.max").read_text() == "50000 100000\n"
         hog = await handle.exec("python3", ["-c", HOG], timeout=600)
         assert hog.exit_code == -9
-        assert (await handle.info()).last_kill.startswith("out of memory: 'python3' used")
+        info = await handle.info()
+        assert info.last_kill.startswith("out of memory: 'python3' used")
+        assert (info.status, info.oom_kills, info.detail["processes"]) == ("running", 1, 1)
         bomb = await handle.exec("python3", ["-c", BOMB], timeout=600)
         assert bomb.stdout.startswith("refused ")
         assert int(bomb.stdout.split()[1]) < 40
-        info = await handle.info()
-        assert (info.status, info.oom_kills, info.detail["processes"]) == ("running", 1, 1)
+        info = await handle.info()  # what is left of the bomb may still be dying
+        assert (info.status, info.oom_kills) == ("running", 1)
         return list(made.folders.values())
     finally:
         await client.remove(handle.name)

@@ -149,7 +149,7 @@ class LocalHandle(SandboxHandle):
         init = _process(self._record, "init")
         if init is None or not init.alive:
             return
-        with contextlib.suppress(FileNotFoundError):  # removed by another process
+        with contextlib.suppress(OSError):  # removed by another process, or the disk is full
             self._folders.ended.write_text("it was killed")
         await asyncio.to_thread(_kill, self._record)
 

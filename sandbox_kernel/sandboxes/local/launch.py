@@ -190,10 +190,12 @@ class Launch:
         resource.prlimit(pid, resource.RLIMIT_CORE, (1, 1))
         if self._cpus is not None:
             os.sched_setaffinity(pid, self._cpus)
-        cgroup = Cgroup.create(self._id, self._limits)
-        self.cgroup = cgroup if cgroup and cgroup.add(pid) else None
+        # From systemd first, where it runs: it takes the controllers of a cgroup that it has not
+        # made itself away again, the next time that it is told to reload.
+        self.cgroup = await asyncio.to_thread(scope.create, self._id, pid, self._limits)
         if self.cgroup is None:
-            self.cgroup = await asyncio.to_thread(scope.create, self._id, pid, self._limits)
+            cgroup = Cgroup.create(self._id, self._limits)
+            self.cgroup = cgroup if cgroup and cgroup.add(pid) else None
         held = self.cgroup.folders if self.cgroup else {}
         if (self._spec.cpus or 0) % 1 and "cpu" not in held:
             raise SpecRefused(

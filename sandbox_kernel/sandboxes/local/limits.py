@@ -40,7 +40,7 @@ _PREFIX = "sandbox-kernel-"
 _REMOVE_TIMEOUT = 3.0
 _SWEEP_AGE = 60.0
 _CONTROLLERS = ("memory", "pids", "cpu")
-_IO_WEIGHT = 50
+IO_WEIGHT = 50
 """A sandbox's part of the disk's time when others want it, too. Everybody else has 100."""
 
 
@@ -243,6 +243,11 @@ def cgroups_allowed() -> bool:
     return os.environ.get(NO_CGROUP, "") in ("", "0")
 
 
+def own_unified_path() -> str:
+    """The cgroup of version 2 that this process is in."""
+    return _memberships().get("", "/")
+
+
 def unified_folder(path: str) -> Path | None:
     """Where a cgroup of version 2 is seen here, by its path in /proc/<pid>/cgroup."""
     for point, root, _ in _mounts("cgroup2"):
@@ -286,7 +291,7 @@ def _create_v2(sandbox_id: str, limits: Limits) -> Cgroup | None:
                 _write(folder, "cpu.max", f"{_quota(limits.cpus)} {CPU_PERIOD_US}")
             # memory.oom.group stays off: it would end the agent with the process that is too big.
             with contextlib.suppress(OSError):  # no io controller, or no scheduler that weighs
-                _write(folder, "io.weight", _IO_WEIGHT)
+                _write(folder, "io.weight", IO_WEIGHT)
         except OSError:
             _rmdir(str(folder))
             continue
@@ -341,7 +346,7 @@ def _v2_parents() -> Iterator[Path]:
     """Where a cgroup could be made: next to our own first, because one that holds processes, as
     ours does, can have no children with limits."""
     for point, root, _ in _mounts("cgroup2"):
-        own = _own_folder(point, root, _memberships().get("", "/"))
+        own = _own_folder(point, root, own_unified_path())
         if own is not None:
             if own != point:
                 yield own.parent

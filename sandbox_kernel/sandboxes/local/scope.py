@@ -1,11 +1,13 @@
-"""A cgroup for a jail from the user's systemd, as rootless Podman gets one: a transient scope.
+"""A cgroup for a jail from systemd, as rootless Podman gets one: a transient scope.
 
-Used by ``Launch`` where this process may make no cgroup itself. The scope ends with the jail.
+Used by ``Launch``, which makes a cgroup itself where there is no systemd to ask. An ordinary user
+asks the user's manager, root the system's. The scope ends with the jail.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import time
 from pathlib import Path
@@ -13,14 +15,18 @@ from pathlib import Path
 from sandbox_kernel.programs import find_program
 from sandbox_kernel.sandboxes.local.limits import (
     CPU_PERIOD_US,
+    IO_WEIGHT,
     Cgroup,
     Limits,
     cgroups_allowed,
+    own_unified_path,
     unified_folder,
 )
 
 _TIMEOUT = 5.0
 _POLL = 0.005
+_LINGERING = Path("/var/lib/systemd/linger")
+"""Has a file for each user whose manager does not end when the user logs out."""
 _MANAGER = (
     *("org.freedesktop.systemd1", "/org/freedesktop/systemd1"),
     *("org.freedesktop.systemd1.Manager", "StartTransientUnit"),
@@ -28,8 +34,8 @@ _MANAGER = (
 
 
 def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
-    """Have ``pid`` put into a scope with these limits. None where there is no user manager, or
-    none that can limit memory or processes. Takes a few milliseconds, and seconds at most."""
+    """Have ``pid`` put into a scope with these limits. None where there is no manager, or none
+    that can limit memory or processes. Takes a few milliseconds, and seconds at most."""
     bus = _bus()
     busctl = find_program("busctl")
     if bus is None or busctl is None or not cgroups_allowed() or not _can_limit():
@@ -81,11 +87,27 @@ def _can_limit() -> bool:
 
 
 def _bus() -> Path | None:
-    """The socket of the user's bus, if there is a manager on it."""
+    """The socket of the bus that a manager is on, which lives at least as long as this process."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    if not (runtime / "systemd" / "private").is_socket():
-        return None
-    return runtime / "bus" if (runtime / "bus").is_socket() else None
+    managers = [] if _outlives_sessions() else [(runtime, runtime / "bus")]
+    if os.getuid() == 0:
+        managers.append((Path("/run"), Path("/run/dbus/system_bus_socket")))
+    for folder, bus in managers:
+        if (folder / "systemd" / "private").is_socket() and bus.is_socket():
+            return bus
+    return None
+
+
+def _outlives_sessions() -> bool:
+    """Whether this process is a service of the system's, for a user whose manager ends, with all
+    of its scopes, when that user next logs out."""
+    if not own_unified_path().startswith("/system.slice/"):
+        return False
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return True
+    return not (_LINGERING / name).exists()
 
 
 def _properties(pid: int, limits: Limits) -> list[str]:
@@ -96,6 +118,7 @@ def _properties(pid: int, limits: Limits) -> list[str]:
         "MemoryMax": ["t", str(limits.memory)],
         "MemorySwapMax": ["t", "0"],
         "TasksMax": ["t", str(limits.processes)],
+        "IOWeight": ["t", str(IO_WEIGHT)],
         # Without this, systemd would end the scope when one process is killed for want of memory.
         "Delegate": ["b", "true"],
     }

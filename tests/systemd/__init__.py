@@ -1,0 +1,1 @@
+"""Jails whose cgroups come from a real systemd, in a machine of its own."""
