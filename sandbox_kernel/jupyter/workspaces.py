@@ -245,6 +245,9 @@ async def last_save(
     except (SandboxError, OSError) as error:
         log.error("Workspace %s was not saved: %s", workspace.name, error)
         return str(error)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the only copy must be kept)
+        log.error("Workspace %s was not saved: %r", workspace.name, error, exc_info=error)
+        return f"{type(error).__name__}: {error}"
     workspace = replace(workspace, name=report.save.workspace)
     try:
         await asyncio.wait_for(asyncio.to_thread(_mirror, workspace, log), LAST_SAVE_TIMEOUT)

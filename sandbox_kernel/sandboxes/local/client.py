@@ -149,8 +149,10 @@ class LocalHandle(SandboxHandle):
         init = _process(self._record, "init")
         if init is None or not init.alive:
             return
-        with contextlib.suppress(FileNotFoundError):  # removed by another process
+        try:
             self._folders.ended.write_text("it was killed")
+        except OSError as error:  # its disk is full, or another process has removed it
+            _log.debug("sandbox %s: why it ended was not noted: %s", self.name, error)
         await asyncio.to_thread(_kill, self._record)
 
     async def set_lease(self, seconds: float) -> bool:
