@@ -14,10 +14,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import unsaved as notes
 from sandbox_kernel.errors import SandboxError, SandboxGone, WorkspaceError
@@ -31,7 +31,8 @@ from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.unsaved import Unsaved
 
 if TYPE_CHECKING:
-    from sandbox_kernel.workspace import Store
+    from sandbox_kernel.workspace import SaveReport, Store
+    from sandbox_kernel.workspace.reports import OnProgress
 
 _PATIENCE = 20.0
 """Seconds for one step of keeping a sandbox."""
@@ -218,7 +219,13 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
                 raise WorkspaceError(reason)
     else:
         gone = SandboxGone(f"Sandbox {unsaved.sandbox!r} has ended, and left no files.")
-        await workspaces.save_stopped(handle, gone, workspace, unsaved.kernel, log, store)
+
+        def begin(progress: OnProgress) -> Coroutine[Any, Any, SaveReport]:
+            return workspaces.save_stopped(
+                handle, gone, workspace, unsaved.kernel, log, store, progress
+            )
+
+        await workspaces.while_it_goes_on(begin, unsaved.name, unsaved.sandbox, log)
     notes.clear(unsaved.backend, unsaved.sandbox)
     if unsaved.kept:
         await client.remove(unsaved.sandbox)

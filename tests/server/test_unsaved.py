@@ -26,7 +26,7 @@ from sandbox_kernel.jupyter import workspaces
 from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.workspace import Store, export, packs
+from sandbox_kernel.workspace import Store, blobs, export, packs
 from tests.emulators.running import Running
 from tests.kernels.live import PATIENCE, jail_processes, run_cell, wait_until
 from tests.workspace.faultyproxy import FaultyProxy
@@ -413,3 +413,31 @@ def test_opened_again_during_the_last_save(monkeypatch: pytest.MonkeyPatch) -> N
         assert run_kernel("print(open('f').read())") == "kept\n"
         shutdown.join(PATIENCE)
     assert not Records().list("local")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_store_that_does_not_answer(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call to the store comes back. A shutdown waits for the limit, and not for the store, also
+    if the sandbox was killed before and its files are read from the disk; they are kept."""
+    monkeypatch.setattr(workspaces, "LAST_SAVE_TIMEOUT", 3.0)
+    answers = threading.Event()
+    with kernel("open('f', 'w').write('kept')") as manager, pytest.MonkeyPatch.context() as patch:
+        for call in ("get", "put", "names", "folders"):
+            usual = getattr(blobs.LocalBlobs, call)
+
+            def stalled(*arguments: Any, usual: Any = usual, **options: Any) -> Any:
+                answers.wait()
+                return usual(*arguments, **options)
+
+            patch.setattr(blobs.LocalBlobs, call, stalled)
+        if killed:
+            (record,) = Records().list("local")
+            os.kill(record.data["init"][0], signal.SIGKILL)
+            wait_until(lambda: manager.provisioner.death, "the end of the sandbox")
+        shutdown = threading.Thread(target=manager.shutdown_kernel, daemon=True)
+        shutdown.start()
+        shutdown.join(PATIENCE / 2)
+        assert not shutdown.is_alive()
+    answers.set()
+    assert len(Records().list("local")) == 1
+    assert run_kernel("print(open('f').read())") == "kept\n"

@@ -8,7 +8,6 @@ start times, and the cgroups.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import logging
