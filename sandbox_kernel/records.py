@@ -7,6 +7,7 @@ since which boot and in which pid namespace it was made (``places``).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,6 +24,8 @@ from sandbox_kernel.spec import SandboxSpec, check_name
 log = logging.getLogger("sandbox_kernel")
 
 VERSION = 1
+_SPARE, _BLOCK = 4096, 4096
+"""Bytes that a record's file has for what is written down when the disk is full."""
 
 
 @dataclass
@@ -88,7 +91,12 @@ class Records:
     def save(self, record: Record) -> None:
         """Replace a record, where it is."""
         folder = Path(record.folder) if record.folder else private_dir(self._folder(record.backend))
-        write_atomically(folder / f"{check_name(record.name)}.json", _text(record))
+        path, text = folder / f"{check_name(record.name)}.json", _text(record)
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_in_place(path, text):
+                raise
         record.folder = str(folder)
 
     def load(self, backend: str, name: str) -> Record:
@@ -154,4 +162,18 @@ class Records:
 def _text(record: Record) -> str:
     values = asdict(record)
     del values["folder"]
-    return json.dumps(values)
+    text = json.dumps(values)
+    return text.ljust(-(-(len(text) + _SPARE) // _BLOCK) * _BLOCK)
+
+
+def _write_in_place(path: Path, text: str) -> bool:
+    """On a disk that is full: replace a record by one that has room in its file. False if it has
+    not. Not atomic, but for a crash of the machine: it is a single write."""
+    data = text.rstrip().encode()
+    with path.open("r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if len(data) > size:
+            return False
+        written = file.write(data.ljust(size))
+        os.fsync(file.fileno())
+    return written == size

@@ -36,6 +36,8 @@ class Unsaved:
     place: str = ""
     """The folder or image of this machine that has the files; empty: the sandbox itself."""
     since: float = field(default_factory=time.time)
+    process: Sequence[int] = ()
+    """Who makes the last save just now: a process of this machine, its number and its start."""
     elsewhere: bool = False
     """Another host's, or from before a restart of this one, as the record says: not noted here."""
 
@@ -75,6 +77,14 @@ def unsaved_in(record: Record) -> Unsaved | None:
 def note(unsaved: Unsaved) -> bool:
     """Write it down. False if there is no such sandbox any more."""
     return _set(unsaved.backend, unsaved.sandbox, asdict(unsaved))
+
+
+def current(unsaved: Unsaved) -> Unsaved | None:
+    """What its record says now; None if all is saved, or the sandbox is gone."""
+    try:
+        return unsaved_in(Records().load(unsaved.backend, unsaved.sandbox))
+    except SandboxNotFound:
+        return None
 
 
 def clear(backend: str, sandbox: str) -> None:

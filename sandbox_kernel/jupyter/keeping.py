@@ -3,7 +3,8 @@
 A kernel that is shut down ends in any case. Its sandbox goes when its files are saved; until then
 it is the only place that has them. It is kept, paused where the backend can, with a note in its
 record (``sandbox_kernel.unsaved``), and tried again by ``sandbox-kernel workspace save`` and by the
-next start of the same notebook.
+next start of the same notebook. The note is there before the last save begins, so that a process
+that is killed meanwhile leaves it, too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import unsaved as notes
 from sandbox_kernel.errors import SandboxError, SandboxGone, WorkspaceError
@@ -24,14 +26,18 @@ from sandbox_kernel.jupyter.workspaces import KernelWorkspace
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
+from sandbox_kernel.sandboxes.processes import ProcessId
 from sandbox_kernel.tunnel.background import run
 from sandbox_kernel.unsaved import Unsaved
 
 if TYPE_CHECKING:
-    from sandbox_kernel.workspace import Store
+    from sandbox_kernel.workspace import SaveReport, Store
+    from sandbox_kernel.workspace.reports import OnProgress
 
 _PATIENCE = 20.0
 """Seconds for one step of keeping a sandbox."""
+_LOOK = 0.2
+_UNFINISHED = "the process that was to save them has ended."
 
 
 async def end(
@@ -45,18 +51,20 @@ async def end(
     """End a kernel with its sandbox, its files saved first. If they cannot be, the sandbox is kept,
     and what is told about it is the answer. ``limit`` as for ``workspaces.last_save``. On any loop.
     """
-    reason = ""
     if workspace is not None and not (kernel.taken_over or kernel.at_rest):
-        reason = await workspaces.last_save(kernel, workspace, kernel_name, log, limit=limit)
-    if reason and workspace is not None:
         # One that is to be paused on exit stays in any case, also when its files are saved.
         unsaved = make_note(
-            kernel.handle, workspace, kernel_name, reason, kept=not kernel.pause_on_exit
+            kernel.handle, workspace, kernel_name, _UNFINISHED, kept=not kernel.pause_on_exit
         )
-        kept = await run(_keep(kernel, unsaved, log))
-        if kept is not None:
-            return kept
-        log.error("Sandbox %s is gone, and what was not saved with it.", kernel.handle.name)
+        await run(_announce(unsaved, log))
+        reason = await workspaces.last_save(kernel, workspace, kernel_name, log, limit=limit)
+        if reason and not kernel.taken_over:
+            kept = await run(_keep(kernel, replace(unsaved, reason=reason), log))
+            if kept is not None:
+                return kept
+            log.error("Sandbox %s is gone, and what was not saved with it.", kernel.handle.name)
+        elif kernel.pause_on_exit or kernel.taken_over:
+            notes.clear(kernel.handle.backend, kernel.handle.name)
     await run(hosting.remove_kernel(kernel))
     return None
 
@@ -89,6 +97,18 @@ async def note_lost(
         notes.note(make_note(kernel.handle, workspace, kernel_name, reason, kept=False))
 
 
+async def _announce(unsaved: Unsaved, log: Log) -> None:
+    """This process begins with the last save."""
+    process = ProcessId.of(os.getpid())
+    try:
+        notes.note(replace(unsaved, process=(process.pid, process.start) if process else ()))
+    except OSError as error:
+        log.warning(
+            "Sandbox %s: it could not be noted that its files are not saved yet: %s",
+            *(unsaved.sandbox, error),
+        )
+
+
 async def _keep(kernel: SandboxedKernel, unsaved: Unsaved, log: Log) -> Unsaved | None:
     """Leave the sandbox with its files and a note, and without a kernel: the note. None if there
     is nothing to keep. On the background loop."""
@@ -102,8 +122,11 @@ async def _keep(kernel: SandboxedKernel, unsaved: Unsaved, log: Log) -> Unsaved 
     except (SandboxError, OSError, asyncio.TimeoutError) as error:
         log.warning("Sandbox %s does not say how it is: %s", name, error)
     unsaved = replace(unsaved, place=place)
-    if not notes.note(unsaved):
-        return None
+    try:
+        if not notes.note(unsaved):
+            return None
+    except OSError as error:
+        log.error("Sandbox %s is kept, but its record does not say why: %s", name, error)
     try:
         if kernel.exit_code is None and not place:
             await asyncio.wait_for(kernel.send_signal(signal.SIGKILL), _PATIENCE)
@@ -181,6 +204,10 @@ async def save_first(workspace: KernelWorkspace, log: Log) -> None:
 async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> None:
     """Save what could not be saved, and remove the sandbox if it was kept for that only. Raises
     what keeps it from being saved; then all is as it was. On the background loop."""
+    waiting = await _when_given_up(unsaved)
+    if waiting is None:
+        return
+    unsaved = waiting
     workspace = workspaces.from_dict(unsaved.workspace)
     assert workspace is not None
     client = load_backend(unsaved.backend)
@@ -192,10 +219,34 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
                 raise WorkspaceError(reason)
     else:
         gone = SandboxGone(f"Sandbox {unsaved.sandbox!r} has ended, and left no files.")
-        await workspaces.save_stopped(handle, gone, workspace, unsaved.kernel, log, store)
+
+        def begin(progress: OnProgress) -> Coroutine[Any, Any, SaveReport]:
+            return workspaces.save_stopped(
+                handle, gone, workspace, unsaved.kernel, log, store, progress
+            )
+
+        await workspaces.while_it_goes_on(begin, unsaved.name, unsaved.sandbox, log)
     notes.clear(unsaved.backend, unsaved.sandbox)
     if unsaved.kept:
         await client.remove(unsaved.sandbox)
+
+
+async def _when_given_up(unsaved: Unsaved) -> Unsaved | None:
+    """If somebody makes the last save just now, wait until that is over: what is still to be saved
+    then; None if nothing is. WorkspaceError if it takes too long."""
+    deadline = time.monotonic() + workspaces.LAST_SAVE_TIMEOUT
+    now: Unsaved | None = unsaved
+    while now is not None and now.process and not now.elsewhere:
+        if not ProcessId(*now.process).alive:
+            break
+        if time.monotonic() > deadline:
+            raise WorkspaceError(
+                f"The files of workspace {now.name!r} in sandbox {now.sandbox!r} are still being "
+                f"saved, by process {now.process[0]}. Try again when that is over."
+            )
+        await asyncio.sleep(_LOOK)
+        now = notes.current(unsaved)
+    return now
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
-from sandbox_kernel.tunnel.background import run
+from sandbox_kernel.tunnel.background import aside, run
 
 if TYPE_CHECKING:  # it takes time to import, and most kernels have no workspace
     from sandbox_kernel.workspace import Leftovers, SaveReport, Store
@@ -157,9 +157,9 @@ async def _persist(
     from sandbox_kernel.workspace import identity, persist
 
     if store is None:
-        store = await asyncio.to_thread(open_store)
+        store = await aside(open_store)
     try:
-        name = await asyncio.to_thread(identity.place_of, store, workspace.name, workspace.id)
+        name = await aside(identity.place_of, store, workspace.name, workspace.id)
         report = await persist(
             kernel,
             store,
@@ -169,9 +169,9 @@ async def _persist(
             progress=progress,
             stalled_after=silence,
         )
-        settled = await asyncio.to_thread(identity.settle, store, report.save, workspace.id)
+        settled = await aside(identity.settle, store, report.save, workspace.id)
     except SandboxError as error:
-        await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, error)
+        await aside(_note_failure, store, workspace, kernel.handle, error)
         raise
     log.info("%s", report)
     return replace(report, save=settled)
@@ -232,19 +232,26 @@ async def last_save(
     It takes as long as it goes on: it is given up when the sandbox has been silent for ``SILENCE``
     seconds, or when nothing has come forward for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
     """
-    failure = kernel.tunnel.failure
-    try:
+    failure, limit = kernel.tunnel.failure, limit or LAST_SAVE_TIMEOUT
+
+    def begin(progress: OnProgress) -> Coroutine[Any, Any, SaveReport]:
         if failure is not None:
-            report = await run(
-                save_stopped(kernel.handle, failure, workspace, kernel_name, log, store)
+            return save_stopped(
+                kernel.handle, failure, workspace, kernel_name, log, store, progress
             )
-        else:
-            report = await _while_it_goes_on(
-                kernel, workspace, kernel_name, log, limit or LAST_SAVE_TIMEOUT, store
-            )
+        silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
+        return _persist(
+            kernel, workspace, kernel_name, log, store=store, progress=progress, silence=silence
+        )
+
+    try:
+        report = await while_it_goes_on(begin, workspace.name, kernel.handle.name, log, limit)
     except (SandboxError, OSError) as error:
         log.error("Workspace %s was not saved: %s", workspace.name, error)
         return str(error)
+    except Exception as error:  # whatever it is, the only copy must be kept
+        log.error("Workspace %s was not saved: %r", workspace.name, error, exc_info=error)
+        return f"{type(error).__name__}: {error}"
     workspace = replace(workspace, name=report.save.workspace)
     try:
         await asyncio.wait_for(asyncio.to_thread(_mirror, workspace, log), LAST_SAVE_TIMEOUT)
@@ -256,38 +263,27 @@ async def last_save(
     return ""
 
 
-async def _while_it_goes_on(
-    kernel: SandboxedKernel,
-    workspace: KernelWorkspace,
-    kernel_name: str,
+async def while_it_goes_on(
+    begin: Callable[[OnProgress], Coroutine[Any, Any, SaveReport]],
+    workspace: str,
+    sandbox: str,
     log: Log,
-    limit: float,
-    store: Store | None,
+    limit: float | None = None,
 ) -> SaveReport:
-    far = (0, 0)
-    """How far it is: files that were seen, bytes that have come."""
+    """What a save gives that is begun here; SandboxTimeout if nothing has come forward for
+    ``limit`` seconds (``LAST_SAVE_TIMEOUT``). On any loop."""
+    limit = limit or LAST_SAVE_TIMEOUT
+    far = (0, 0, 0)
+    """How far it is: files that were seen, bytes that were looked at, bytes that have come."""
 
     def progress(value: Progress) -> None:
         nonlocal far
         if value.phase == "scan":
-            far = max(far[0], value.files), far[1]
+            far = max(far[0], value.files), max(far[1], value.bytes), far[2]
         else:
-            far = far[0], max(far[1], value.bytes)
+            far = far[0], far[1], max(far[2], value.bytes)
 
-    silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
-    saving = asyncio.ensure_future(
-        run(
-            _persist(
-                kernel,
-                workspace,
-                kernel_name,
-                log,
-                store=store,
-                progress=progress,
-                silence=silence,
-            )
-        )
-    )
+    saving = asyncio.ensure_future(run(begin(progress)))
     started = moved = told = time.monotonic()
     seen = far
     try:
@@ -298,13 +294,13 @@ async def _while_it_goes_on(
             if now - moved > limit:
                 raise SandboxTimeout(
                     f"for {limit:g} s nothing has come forward ({seen[0]} files seen, "
-                    f"{seen[1] / 1e6:.1f} MB sent); the store may be slow, or not answer."
+                    f"{seen[2] / 1e6:.1f} MB sent); the store may be slow, or not answer."
                 )
             if now - told > _TELL_EVERY:
                 told = now
                 log.info(
                     "Saving workspace %s of sandbox %s: %d files seen, %.1f MB sent, %.0f s",
-                    *(workspace.name, kernel.handle.name, *seen[:1], seen[1] / 1e6, now - started),
+                    *(workspace, sandbox, seen[0], seen[2] / 1e6, now - started),
                 )
     except BaseException:
         saving.cancel()
@@ -320,6 +316,7 @@ async def save_stopped(
     kernel_name: str,
     log: Log,
     store: Store | None = None,
+    progress: OnProgress = lambda progress: None,
 ) -> SaveReport:
     """Save the files of a sandbox that has ended, if they are in a folder of this machine; else
     raises ``why`` it cannot be asked for them. On the background loop."""
@@ -329,19 +326,30 @@ async def save_stopped(
     if left is None:
         raise why
     if store is None:
-        store = await asyncio.to_thread(open_store)
-    name = await asyncio.to_thread(identity.place_of, store, workspace.name, workspace.id)
-    report = await asyncio.to_thread(
-        save_leftovers,
-        store,
-        name,
-        left,
-        notebook=workspace.notebook,
-        kernel=kernel_name,
-        backend=handle.backend,
-        sandbox=handle.name,
-    )
-    settled = await asyncio.to_thread(identity.settle, store, report.save, workspace.id)
+        store = await aside(open_store)
+    name = await aside(identity.place_of, store, workspace.name, workspace.id)
+    wanted = True
+
+    def go_on() -> None:
+        if not wanted:
+            raise SandboxTimeout("It is not waited for any more.")
+
+    try:
+        report = await aside(
+            save_leftovers,
+            store,
+            name,
+            left,
+            notebook=workspace.notebook,
+            kernel=kernel_name,
+            backend=handle.backend,
+            sandbox=handle.name,
+            progress=progress,
+            go_on=go_on,
+        )
+    finally:
+        wanted = False
+    settled = await aside(identity.settle, store, report.save, workspace.id)
     log.info("%s, from what sandbox %s has left", report, handle.name)
     return replace(report, save=settled)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
@@ -86,6 +87,33 @@ async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         outcome.add_done_callback(_tell)
         raise
+
+
+async def aside(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make a call that blocks, perhaps for very long, in a thread of its own. Who is cancelled does
+    not wait for it, and neither does the process when it exits. On any loop."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return  # nobody waits any more
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]
+
+    def make() -> None:
+        result, failure = None, None
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  (goes to whoever awaits the call)
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all who waited with it
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=make, name="sandbox-kernel-aside", daemon=True).start()
+    return await outcome
 
 
 def _tell(outcome: concurrent.futures.Future[Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandbox_kernel.errors import SandboxError, StoreDamaged, StoreError, WorkspaceNotFound
@@ -98,7 +99,8 @@ def _collect(
     if keep > 0:
         for name in store.names(retired=True):
             for id_ in store.ids(name)[:-keep]:
-                report.saves += store.remove(name, id_)
+                with suppress(WorkspaceNotFound):  # moved just now, with its notebook
+                    report.saves += store.remove(name, id_)
     store.packs.doom(())
     # In this order: a save appears when its packs are there.
     seen = _all_roots(store)

@@ -345,45 +345,62 @@ class _Export:
     # --- doing it
 
     def write(self, progress: OnProgress) -> ExportReport:
-        for path, _ in self._folders:
+        made: list[tuple[str, Entry]] = []
+        for path, entry in self._folders:
             *parents, name = parts_of(path)
-            with contextlib.suppress(FileExistsError):
+            with self._each(path), contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.root.folder(parents))
+                made.append((path, entry))
         total = sum(entry.size for _, entry in self._write)
         done = 0
         written = []
         for number, (path, entry) in enumerate(self._write, 1):
             if self._is_as_seen(path):
-                self._write_file(path, entry)
-                written.append((path, entry))
+                with self._each(path):
+                    self._write_file(path, entry)
+                    written.append((path, entry))
             done += entry.size
             progress(Progress("write", number, done, total))
-        self._write = written
         for path, entry in self._links:
-            with self._temporary(path) as (folder, temporary, name):
+            with self._each(path), self._temporary(path) as (folder, temporary, name):
                 os.symlink(name_bytes(entry.target), temporary, dir_fd=folder)
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        deleted = [path for path in self._delete if self._is_as_seen(path)]
-        for path in deleted:
-            parts = parts_of(path)
-            self.trash.take(self.root.folder(parts[:-1]), parts)
-            del self._now[path]
+                written.append((path, entry))
+        deleted = []
+        for path in self._delete:
+            if self._is_as_seen(path):
+                with self._each(path):
+                    parts = parts_of(path)
+                    self.trash.take(self.root.folder(parts[:-1]), parts)
+                    del self._now[path]
+                    deleted.append(path)
         self.trash.tidy()
-        for path, entry in reversed(self._folders):
+        for path, entry in reversed(made):
             fd = self.root.folder(parts_of(path))
             os.fchmod(fd, entry.mode & _MODES | 0o700)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
-        self._now.update(self._write)
-        self._now.update(self._links)
+        self._now.update(written)
         self._set_baseline()
         return ExportReport(
             self.save,
-            [path for path, _ in (*self._write, *self._links)],
+            [path for path, _ in written],
             deleted,
             self._unchanged,
             [*self.skipped, *(f"{printable(p)}: changed on the host" for p in self.conflicts)],
             self.trash.path,
         )
+
+    @contextlib.contextmanager
+    def _each(self, path: str) -> Iterator[None]:
+        """A mirror leaves out what cannot be written, and goes on with the rest: what it has done
+        by then must be in the next baseline."""
+        try:
+            yield
+        except OSError as error:
+            if not self.mirror:
+                raise
+            self.skipped.append(f"{printable(path)}: {error.strerror or error}")
+            self._replaced.discard(path)
 
     def _set_baseline(self) -> None:
         """What is here now is the next baseline."""

@@ -41,6 +41,8 @@ class Record:
     """The cells' ids, as short hashes; None if they are not known."""
     sources: tuple[str, ...] = ()
     """What is in the cells, as short hashes."""
+    digest: str = ""
+    """Of the whole file; empty if it is not known."""
 
 
 def look(path: str) -> Record | None:
@@ -54,6 +56,7 @@ def look(path: str) -> Record | None:
         return None
     if len(data) > _MOST_BYTES:
         return known
+    known = replace(known, digest=hashlib.sha256(data).hexdigest()[:32])
     try:
         cells = json.loads(data)["cells"][:_MOST_CELLS]
         return replace(
@@ -83,6 +86,13 @@ def is_same(known: Record | None, now: Record | None) -> bool | None:
     return bool(known.sources) and 2 * len(both) >= len(set(known.sources))
 
 
+def _is_moved(known: Record, now: Record) -> bool:
+    """Whether a notebook elsewhere is the one that is known: that it has the same cells is not
+    enough for that, as all copies of a template have them."""
+    untouched = (known.mtime, known.size) == (now.mtime, now.size)
+    return untouched or (bool(known.digest) and known.digest == now.digest)
+
+
 def claim(store: Store, name: str, notebook: str) -> tuple[str, list[str]]:
     """A notebook is opened: make sure that workspace ``name`` is its own. Its id, and what had to
     be done for that, in words. Blocks.
@@ -101,7 +111,12 @@ def claim(store: Store, name: str, notebook: str) -> tuple[str, list[str]]:
         store.revive(name)
         told.append(f"Workspace {name} is used again: {notebook} is back")
     if not store.ids(name) and now is not None and (now.cells or now.sources):
-        found = _find(store, now, name)
+        found, like = _find(store, now, name)
+        if found is None and like:
+            told.append(
+                f"Workspace {like} was left by a notebook with cells of {notebook} that is not "
+                f"where it was. `sandbox-kernel workspace export {like} FOLDER` writes its files"
+            )
         if found is not None:
             other, known = found
             told.append(f"Workspace {other} belongs to {notebook}, and is brought there as {name}")
@@ -125,7 +140,7 @@ def note(store: Store, name: str, id_: str, notebook: str) -> None:
 def read(store: Store, name: str) -> Record | None:
     """The record of a workspace's notebook, if it has one that makes sense."""
     try:
-        values = json.loads(store.blobs.get(_path(name)))
+        values = {"digest": "", **json.loads(store.blobs.get(_path(name)))}
         known = {field.name: values[field.name] for field in fields(Record)}
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return None
@@ -208,10 +223,11 @@ def _set_aside(store: Store, name: str, notebook: str) -> list[str]:
     ]
 
 
-def _find(store: Store, now: Record, name: str) -> tuple[str, Record] | None:
+def _find(store: Store, now: Record, name: str) -> tuple[tuple[str, Record] | None, str]:
     """A workspace of this notebook under another name: set aside, or left by a notebook that has
-    been moved away from where it was."""
+    been moved away from where it was; and one that may be."""
     moved: tuple[str, Record] | None = None
+    like = ""
     for other in list(store.blobs.folders("workspaces"))[:_MOST_SEARCHED]:
         record = read(store, other) if other != name else None
         if record is None or record.host != now.host or not is_same(record, now):
@@ -219,10 +235,14 @@ def _find(store: Store, now: Record, name: str) -> tuple[str, Record] | None:
         if not store.ids(other):
             continue
         if record.notebook == now.notebook:
-            return other, record
-        if not os.path.exists(record.notebook) and not store.retired(other):
+            return (other, record), ""
+        if is_same(record, look(record.notebook)):
+            continue  # this is a copy of it
+        if _is_moved(record, now):
             moved = other, record
-    return moved
+        elif not store.retired(other):
+            like = other
+    return moved, like
 
 
 def _end_of(name: str) -> str:

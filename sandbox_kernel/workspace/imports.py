@@ -158,7 +158,7 @@ def _rules(folder: str, policy: UploadPolicy) -> Rules:
     if policy.mode == "globs":
         return Rules(ignore.only(policy.globs))
     try:
-        text = read_ignore(folder, follow=True)
+        text = read_ignore(folder)
     except IgnoreRefused as error:
         raise WorkspaceError(str(error)) from error
     return Rules(ignore.rules(text if policy.hidden else _HIDDEN + text))

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from sandbox_kernel.errors import WorkspaceError
 from sandbox_kernel.guest.workspace.messages import Ended
 from sandbox_kernel.programs import host_environment, own_python
 from sandbox_kernel.workspace.receive import quiet_close
-from sandbox_kernel.workspace.reports import Limits, SaveInfo, SaveReport
+from sandbox_kernel.workspace.reports import Limits, OnProgress, SaveInfo, SaveReport
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.transfer import STALLED_AFTER, persist_over
 
@@ -54,8 +55,11 @@ def save_leftovers(
     notebook: str = "",
     kernel: str = "",
     limits: Limits | None = None,
+    progress: OnProgress = lambda progress: None,
+    go_on: Callable[[], object] = lambda: None,
 ) -> SaveReport:
-    """As ``persist``. Blocks."""
+    """As ``persist``. Blocks. ``go_on`` is called before the save appears, and raises if nobody
+    wants it any more; ``progress`` is called in this thread."""
     latest = store.latest(name)
     if latest is not None and latest.files and not left.image and not os.listdir(left.folder):
         raise WorkspaceError(
@@ -90,7 +94,15 @@ def save_leftovers(
             )
         ours.settimeout(STALLED_AFTER)
         try:
-            return persist_over(ours, store, facts, left.folder, limits=limits or Limits())
+            return persist_over(
+                ours,
+                store,
+                facts,
+                left.folder,
+                limits=limits or Limits(),
+                progress=progress,
+                go_on=go_on,
+            )
         except Ended as error:
             raise WorkspaceError(
                 f"What sandbox {sandbox!r} has left in {left} cannot be read: {error}"

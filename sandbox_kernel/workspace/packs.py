@@ -125,7 +125,8 @@ class Packs:
         with self._lock:
             self._loaded.add(name)
             for hash_, location in records:
-                self._index.setdefault(hash_, location)
+                if self._index.setdefault(hash_, location).pack in self._doomed:
+                    self._index[hash_] = location
 
     def _read_index(self, name: str) -> list[tuple[bytes, Location]] | None:
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox_kernel.errors import (
+    PacksGone,
     QuotaExceeded,
     WorkspaceError,
     WorkspaceRefused,
@@ -94,6 +95,7 @@ class Receiver:
         self._progress = progress
         self._catalog = store.catalog(name)
         self._catalog_read = base is None
+        self._packs_read = self._lost = False
         self._chunks: dict[bytes, int] = {}
         self._totals: dict[bytes, Totals] = {}
         self.elsewhere: set[str] = set()
@@ -190,15 +192,21 @@ class Receiver:
 
     def _known(self, kind: int, hash_: bytes) -> bool:
         """Whether this workspace has it, and the store still."""
-        if self._store.packs.find(hash_) is None and self._catalog_read:
-            return False
         held = self._catalog.trees if kind == TREE_KIND else self._catalog.chunks
         if hash_ not in held and not self._catalog_read:
             assert self._base is not None
             self._catalog_read = True
             self._store.check(self._base)
+        if hash_ not in held:
+            return False
         at = self._store.packs.find(hash_)
-        if hash_ not in held or at is None:
+        if at is None and not self._packs_read:
+            # A gc may have written it anew, to a pack that nobody has looked into yet.
+            self._packs_read = True
+            self._store.packs.load()
+            at = self._store.packs.find(hash_)
+        if at is None:
+            self._lost = True
             return False
         self.relied_on.add(at.pack)
         return True
@@ -277,7 +285,7 @@ class Receiver:
                 on_entries=fresh.extend,
             )
         except WorkspaceRefused as error:
-            raise self._refused(f"a tree that cannot be: {error}") from None
+            raise self._not_whole(f"a tree that cannot be: {error}") from None
         if self._writer is not None:
             self._check_chunks(fresh)
         return Found(root, totals, problems)
@@ -297,7 +305,7 @@ class Receiver:
                 if found is None and self._known(CHUNK_KIND, hash_):
                     found = self._catalog.chunks[hash_]
                 if found != length:
-                    raise self._refused(
+                    raise self._not_whole(
                         f"a file with contents that were never sent, or of another length "
                         f"({printable(entry.name)!r})"
                     )
@@ -307,6 +315,16 @@ class Receiver:
             return parse_object(payload)
         except ValueError as error:
             raise self._refused(str(error)) from None
+
+    def _not_whole(self, what: str) -> WorkspaceError | PacksGone:
+        """A tree without all that is in it: the sandbox lies, or has not sent again what the store
+        has lost."""
+        if not self._lost:
+            return self._refused(what)
+        return PacksGone(
+            f"The store {self._store.url} has lost some of workspace {self._name!r} while that was "
+            f"being saved. Nothing was saved; save again."
+        )
 
     def _refused(self, what: str) -> WorkspaceRefused:
         return WorkspaceRefused(

@@ -239,7 +239,8 @@ class Store:
             self.remove(new)
         while ids:  # saves may come while it is done
             for id_ in ids:
-                self.move_save(self.load(name, id_), new, notebook)
+                with suppress(WorkspaceNotFound):  # removed just now
+                    self.move_save(self.load(name, id_), new, notebook)
             ids = self.ids(name)
         for kept in ("baselines", "failures"):
             for file in self.blobs.names(f"workspaces/{name}/{kept}"):

@@ -7,6 +7,7 @@ as the sandbox has it, and is listed.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -141,8 +142,11 @@ class _Update:
         try:
             if root.status(parts_of(path)) is not None:
                 return
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             pass  # what was a folder is none now
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                return  # a folder that cannot be looked into may have it still
         del self.now[path]
         if same_contents(mine, was):
             del self.merged[path]

@@ -108,6 +108,29 @@ def test_a_save_that_fails(server: JupyterServer, folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_save_as(server: JupyterServer) -> None:
+    """JupyterLab's "Save Notebook As" gives the session of the kernel that runs another path, and
+    saves the new notebook: it has the files when it is opened again, and so has the old one, as
+    they were."""
+    server.notebook("a.ipynb", ("x = 1", "y = 2"))
+    session, tab = open_notebook(server, "a.ipynb")
+    tab.run("open('first', 'w').write('1')")
+    server.notebook("a.ipynb", ("x = 1", "y = 2"))
+    saved(server, "a.ipynb")
+    server.request("PATCH", f"/api/sessions/{session}", {"path": "b.ipynb", "name": "b.ipynb"})
+    tab.run("open('second', 'w').write('2')")
+    server.notebook("b.ipynb", ("x = 1", "y = 2", "z = 3"))
+    saved(server, "b.ipynb", 2)
+    tab.close()
+    server.request("DELETE", f"/api/sessions/{session}")
+    for path, files in (("a.ipynb", "['first']"), ("b.ipynb", "['first', 'second']")):
+        session, tab = open_notebook(server, path)
+        assert tab.run("import os; print(sorted(os.listdir()))") == f"{files}\n"
+        tab.close()
+        server.request("DELETE", f"/api/sessions/{session}")
+
+
+@pytest.mark.slow
 def test_notebooks_that_move(server: JupyterServer) -> None:
     """A workspace follows a rename, also one of the folder, is copied with a copy, and is kept
     when the notebook is deleted; the kernel that runs goes on saving under the new name."""

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -24,7 +25,8 @@ from sandbox_kernel.errors import WorkspaceError
 from sandbox_kernel.jupyter import workspaces
 from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
 from sandbox_kernel.records import Records
-from sandbox_kernel.workspace import Store, export, packs
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.workspace import Store, blobs, export, packs
 from tests.emulators.running import Running
 from tests.kernels.live import PATIENCE, jail_processes, run_cell, wait_until
 from tests.workspace.faultyproxy import FaultyProxy
@@ -140,6 +142,48 @@ def test_the_next_start_saves_first(named: Path, caplog: pytest.LogCaptureFixtur
     Records().save(record)
     assert cli("rm", "--force", record.name).returncode == 0
     assert run_kernel("print(open('f').read())") == "more\n"
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[Callable[[], Path]]:
+    """A small disk with a folder for data; called, it fills it up: the file to delete."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "full", str(disk)]
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+
+    def fill() -> Path:
+        with (disk / "beside").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        return disk / "beside"
+
+    try:
+        yield fill
+    finally:
+        for record in Records().list("local"):
+            asyncio.run(LocalClient().remove(record.name))
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_the_disk_of_everything_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store, sandboxes and records are on one disk, as they are by default, and somebody fills it.
+    The kernel is shut down: its sandbox is kept, nothing of it runs on, and ``ps`` says why. With
+    room again, the next kernel has the files."""
+    monkeypatch.delenv("SANDBOX_KERNEL_STORE")
+    monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "disk" / "data"))
+    with full_disk(folder) as fill:
+        with kernel("open('f', 'w').write('kept')") as manager:
+            beside = fill()
+            manager.shutdown_kernel()
+        (shown,) = json.loads(cli("ps", "--json").stdout)
+        assert shown["status"] == "stopped"
+        assert "No space left" in shown["unsaved"]
+        beside.unlink()
+        assert run_kernel("print(open('f').read())") == "kept\n"
+        assert not Records().list("local")
 
 
 @pytest.mark.parametrize("own_disk", [False, True])
@@ -323,5 +367,77 @@ def test_the_limit_of_a_last_save(s3: FaultyProxy, monkeypatch: pytest.MonkeyPat
         shutdown.join(PATIENCE / 2)  # each call would be waited for longer than that
         assert not shutdown.is_alive()
         s3.rate = 0.0
+    assert len(Records().list("local")) == 1
+    assert run_kernel("print(open('f').read())") == "kept\n"
+
+
+DIES = """
+import os, sys
+from sandbox_kernel.jupyter import workspaces
+from tests.server.test_unsaved import kernel
+async def killed(*arguments, **options):
+    os.kill(os.getpid(), 9)
+workspaces.last_save = killed
+with kernel(sys.argv[1]) as manager:
+    manager.shutdown_kernel()
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves(folder: Path) -> None:
+    """A server is killed when it has ended a kernel and saves its files. ``ps`` says that they are
+    not saved, and the next kernel begins with them."""
+    command = [sys.executable, "-c", DIES, "open('f', 'w').write('kept')"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert "unsaved" in cli("ps").stdout
+    assert run_kernel("print(open('f').read())") == "kept\n"
+    assert not Records().list("local")
+
+
+def test_opened_again_during_the_last_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is shut down, its last save takes a while, and the notebook is opened again
+    meanwhile: the new kernel waits for the files, instead of beginning without them."""
+    save, saving, go_on = workspaces.last_save, threading.Event(), threading.Event()
+
+    async def slow(*arguments: Any, **options: Any) -> str:
+        saving.set()
+        await asyncio.to_thread(go_on.wait, PATIENCE)
+        return await save(*arguments, **options)
+
+    monkeypatch.setattr(workspaces, "last_save", slow)
+    with kernel("open('f', 'w').write('kept')") as manager:
+        shutdown = threading.Thread(target=manager.shutdown_kernel)
+        shutdown.start()
+        assert saving.wait(PATIENCE)
+        threading.Timer(2.0, go_on.set).start()
+        assert run_kernel("print(open('f').read())") == "kept\n"
+        shutdown.join(PATIENCE)
+    assert not Records().list("local")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_store_that_does_not_answer(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call to the store comes back. A shutdown waits for the limit, and not for the store, also
+    if the sandbox was killed before and its files are read from the disk; they are kept."""
+    monkeypatch.setattr(workspaces, "LAST_SAVE_TIMEOUT", 3.0)
+    answers = threading.Event()
+    with kernel("open('f', 'w').write('kept')") as manager, pytest.MonkeyPatch.context() as patch:
+        for call in ("get", "put", "names", "folders"):
+            usual = getattr(blobs.LocalBlobs, call)
+
+            def stalled(*arguments: Any, usual: Any = usual, **options: Any) -> Any:
+                answers.wait()
+                return usual(*arguments, **options)
+
+            patch.setattr(blobs.LocalBlobs, call, stalled)
+        if killed:
+            (record,) = Records().list("local")
+            os.kill(record.data["init"][0], signal.SIGKILL)
+            wait_until(lambda: manager.provisioner.death, "the end of the sandbox")
+        shutdown = threading.Thread(target=manager.shutdown_kernel, daemon=True)
+        shutdown.start()
+        shutdown.join(PATIENCE / 2)
+        assert not shutdown.is_alive()
+    answers.set()
     assert len(Records().list("local")) == 1
     assert run_kernel("print(open('f').read())") == "kept\n"

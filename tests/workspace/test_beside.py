@@ -16,6 +16,7 @@ import pytest
 
 from sandbox_kernel.errors import StoreError
 from sandbox_kernel.workspace.collect import collect, verify
+from sandbox_kernel.workspace.reports import SaveInfo
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot
@@ -89,6 +90,69 @@ def test_a_gc_in_the_middle_of_a_save(
     assert guest.persist(store).new_bytes > 1_999_999
     assert verify(Store.open(store.url)).problems == []
     assert not list(Path(store.url, "claims").iterdir())
+
+
+def test_a_pack_that_waits_for_its_end(store: Store, new_guest: NewGuest) -> None:
+    """Somebody saves while gc writes a pack anew, so the old one is not deleted yet, and must not
+    be relied on. A process that knows only that one finds the new one, and its next save is not
+    refused as if the sandbox had not sent everything; nor if the new one is lost."""
+    guest, other = new_guest("one"), new_guest("two")
+    for name in ("a", "b", "c"):
+        (guest.folder / name).write_bytes(os.urandom(900_000))
+    guest.persist(store)
+    (guest.folder / "a").unlink()
+    (guest.folder / "b").unlink()
+    guest.persist(store)
+    with Store.open(store.url).saving():
+        assert "1 written anew" in gc(store, "--keep", "1")
+    assert store.doomed()
+    (guest.folder / "d").write_text("d")
+    assert guest.persist(store).new_bytes < 10_000
+    assert verify(Store.open(store.url)).problems == []
+    other.hydrate(Store.open(store.url))
+    assert snapshot(other.folder) == snapshot(guest.folder)
+    for path in packs(store):
+        if path.stem not in store.doomed():
+            path.unlink()
+    (guest.folder / "e").write_text("e")
+    guest.persist(store)
+    for path in packs(store):
+        if path.stem in store.doomed():
+            path.unlink()
+    other.hydrate(Store.open(store.url))
+    assert snapshot(other.folder) == snapshot(guest.folder)
+
+
+def test_a_gc_beside_a_rename(store: Store, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook is renamed while gc deletes all but its newest save, whichever is first: none of
+    them fails for what the other has done, and the newest save is there."""
+    for number in range(3):
+        (guest.folder / "f").write_text(str(number))
+        guest.persist(store)
+    load, others = store.load, Store.open(store.url)
+
+    def late(name: str, id_: str) -> SaveInfo:
+        monkeypatch.setattr(store, "load", load)
+        assert collect(others, keep=1).saves == 2
+        return load(name, id_)
+
+    monkeypatch.setattr(store, "load", late)
+    assert store.rename("work", "new")
+    assert len(store.ids("new")) == 1
+    for number in range(3):
+        (guest.folder / "f").write_text(f"again {number}")
+        guest.persist(store, "new")
+    remove = others.remove
+
+    def later(name: str, at: str = "") -> bool:
+        monkeypatch.setattr(others, "remove", remove)
+        assert store.rename("new", "newer")
+        return remove(name, at)
+
+    monkeypatch.setattr(others, "remove", later)
+    collect(others, keep=1)
+    assert len(store.ids("newer")) == 4
+    assert verify(store).problems == []
 
 
 @pytest.mark.parametrize(("look", "step"), [(collect, "sizes"), (verify, "check")])

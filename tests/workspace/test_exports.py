@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -61,6 +62,35 @@ def test_upload_and_write_back(store: Store, guest: Guest, folder: Path) -> None
     assert (folder / "data.csv").read_text() == "a,b\n1,2\n"
     assert (folder / "demo.ipynb").read_text() == '{"saved": "by the user"}'
     assert (folder / "sub" / "more.csv").exists()
+
+
+def test_one_file_that_cannot_be_written(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror may not write to one place (permissions, a read-only mount): all else is written and
+    remembered, so that the next changes of the sandbox are no conflicts. An export stops there."""
+    names = ("a", "b", "c")
+    moved = os.rename
+
+    def refused(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"b":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        moved(source, target, **more)
+
+    for number in range(2):
+        for name in names:
+            (guest.folder / name).write_text(f"{name}{number}")
+        guest.persist(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", refused)
+            report = export(store, "work", folder, mirror=True)
+            assert sorted(report.written) == ["a", "c"]
+            assert report.skipped == ["b: Permission denied"]
+            with pytest.raises(WorkspaceError, match="Permission denied"):
+                export(store, "work", folder)
+        assert (folder / "c").read_text() == f"c{number}"
+    assert export(store, "work", folder, mirror=True).written == ["b"]
+    assert not list(folder.glob(".sandbox-kernel-*"))
 
 
 def test_a_cell_deletes_nothing_on_the_host(store: Store, guest: Guest, folder: Path) -> None:

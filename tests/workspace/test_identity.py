@@ -115,6 +115,36 @@ def test_moved_in_a_shell(desk: Desk) -> None:
     assert desk.open("a.ipynb")[1] == []
 
 
+def test_copies_of_a_template(desk: Desk) -> None:
+    """Last month's copy of a template was deleted in a shell, and this month's is made: it has the
+    same cells, but is another notebook. The old files are spoken of."""
+    desk.write("template.ipynb", ("t", "x = 1"), ("u", "y = 2"))
+    shutil.copy(desk.path("template.ipynb"), desk.path("may.ipynb"))
+    id_, _ = desk.open("may.ipynb")
+    desk.write("may.ipynb", ("t", "x = 1"), ("u", "y = 3"))
+    name = name_for_notebook(desk.path("may.ipynb"))
+    identity.note(desk.store, name, id_, desk.path("may.ipynb"))
+    desk.save("may.ipynb", "private", id_)
+    os.unlink(desk.path("may.ipynb"))
+    shutil.copy(desk.path("template.ipynb"), desk.path("june.ipynb"))
+    assert desk.open("june.ipynb")[1] == []
+    assert f"workspace export {name} " in desk.told[0]
+
+
+def test_swapped_in_a_shell(desk: Desk) -> None:
+    """Two notebooks change their names by `mv`, also across a checkout that touches both: each has
+    its own files under its new name."""
+    for name in ("a.ipynb", "b.ipynb"):
+        desk.write(name, (name, f"{name} = 1"))
+        desk.save(name, f"of-{name}", desk.open(name)[0])
+    os.rename(desk.path("a.ipynb"), desk.path("c"))
+    os.rename(desk.path("b.ipynb"), desk.path("a.ipynb"))
+    os.rename(desk.path("c"), desk.path("b.ipynb"))
+    os.utime(desk.path("a.ipynb"))
+    assert desk.open("a.ipynb")[1] == ["of-b.ipynb"]
+    assert desk.open("b.ipynb")[1] == ["of-a.ipynb"]
+
+
 def test_renamed_onto_a_leftover(desk: Desk) -> None:
     """Where a notebook is renamed to, another one has left a workspace: that is set aside, and the
     renamed one's own takes the name. A save that was made during the rename is where the others

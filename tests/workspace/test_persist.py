@@ -19,6 +19,7 @@ from sandbox_kernel.guest.workspace.layout import CHUNK, PAGE_MOST, build_tree, 
 from sandbox_kernel.guest.workspace.scan import Rules, Scan
 from sandbox_kernel.workspace.collect import verify
 from sandbox_kernel.workspace.imports import import_folder
+from sandbox_kernel.workspace.reports import UploadPolicy
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot
@@ -283,8 +284,9 @@ def test_ignored(store: Store, guest: Guest) -> None:
 
 def test_an_ignore_file_that_cannot_be_obeyed(guest: Guest, store: Store) -> None:
     """A .sandboxignore that is too long, or cannot be read, might exclude what would be taken: the
-    save in the sandbox, and the upload from the host, are refused, and name the file. One whose
-    patterns are not UTF-8 is obeyed like any other."""
+    save in the sandbox, and the upload from the host, are refused, and name the file. So is a
+    symlink, which would lead nowhere in the sandbox, and a file in UTF-16, whose lines match
+    nothing. One whose patterns are not UTF-8, or that begins with a byte order mark, is obeyed."""
     secret = os.fsencode(guest.folder) + b"/secret-\xff"
     Path(os.fsdecode(secret)).write_text("secret")
     path = guest.folder / ".sandboxignore"
@@ -305,14 +307,20 @@ def test_an_ignore_file_that_cannot_be_obeyed(guest: Guest, store: Store) -> Non
     os.mkfifo(path)
     refuses("it is no regular file")
     path.unlink()
-    path.symlink_to("elsewhere")
-    refuses("Too many levels of symbolic links|No such file or directory")
-    path.unlink()
-    path.write_bytes(b"secret-\xff\n")
+    for target in ("elsewhere", "secret-link"):
+        (guest.folder / "secret-link").touch()
+        path.symlink_to(target)
+        refuses("it is a symlink")
+        path.unlink()
+    (guest.folder / "secret-link").unlink()
+    path.write_text("secret-*\n", encoding="utf-16")
+    refuses("it is no text in UTF-8")
+    path.write_bytes(b"\xef\xbb\xbfsecret-\xff\n")
     save = guest.persist(store).save
     assert [name for name, _ in store.files(save)] == [".sandboxignore"]
-    save = import_folder(store, "from-host", guest.folder).save
-    assert [name for name, _ in store.files(save)] == [".sandboxignore"]
+    for policy in (UploadPolicy("folder"), UploadPolicy("folder", hidden=True)):
+        save = import_folder(store, "from-host", guest.folder, policy=policy).save
+        assert [name for name, _ in store.files(save)] == [".sandboxignore"]
 
 
 def test_quotas(store: Store, guest: Guest) -> None:

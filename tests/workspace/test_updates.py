@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -122,6 +123,30 @@ def test_names_that_cannot_be_together(store: Store, guest: Guest, folder: Path)
     assert (found["place"], found["more/x"]) == ("a file", "x")
     assert found["linked"] == "first host"
     assert "host" not in found
+
+
+def test_what_cannot_be_seen_is_not_gone(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder beside the notebook cannot be read at one start (permissions, a share that is not
+    there): what it has is not taken for deleted. A folder that a file has replaced is."""
+    import_folder(store, "work", folder, policy=ALL)
+    opened = os.open
+
+    def refused(path: object, *rest: object, **more: object) -> int:
+        if path in ("sub", b"sub"):
+            raise PermissionError(errno.EACCES, "Permission denied", "sub")
+        return opened(path, *rest, **more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        report = update(store, folder)
+        assert (report.taken, report.deleted) == ([], [])
+        assert any(problem.startswith("sub: ") for problem in report.problems)
+    (folder / "sub" / "inner").unlink()
+    (folder / "sub").rmdir()
+    (folder / "sub").symlink_to("elsewhere")
+    assert update(store, folder).deleted == ["sub/inner"]
 
 
 def test_only_what_has_changed_is_read(

@@ -10,6 +10,7 @@ import socket
 import stat
 import sys
 import traceback
+from codecs import BOM_UTF8
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from .apply import Apply
@@ -213,15 +214,17 @@ class IgnoreRefused(Exception):
     """An ignore file that cannot be obeyed. To do without it would save what it excludes."""
 
 
-def read_ignore(root: str, follow: bool = False) -> bytes:
-    """The ignore file of a folder, whole; empty if there is none. ``follow``: it may be a symlink.
-    Used by the host, too."""
+def read_ignore(root: str) -> bytes:
+    """The ignore file of a folder, whole; empty if there is none. Used by the host, too: what would
+    be refused in the sandbox, as a symlink is, must not get there."""
     path = os.path.join(root, IGNORE_FILE)
     try:
-        fd = os.open(path, READ & ~os.O_NOFOLLOW if follow else READ)
+        fd = os.open(path, READ)
     except OSError as error:
         if not os.path.lexists(path):
             return b""
+        if os.path.islink(path):
+            raise IgnoreRefused(_refusal(path, "it is a symlink")) from error
         raise IgnoreRefused(_refusal(path, error.strerror)) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -233,7 +236,10 @@ def read_ignore(root: str, follow: bool = False) -> bytes:
         os.close(fd)
     if len(text) > MAX_IGNORE:
         raise IgnoreRefused(_refusal(path, "it has more than %d bytes" % MAX_IGNORE))
-    return text
+    if b"\0" in text:
+        raise IgnoreRefused(_refusal(path, "it is no text in UTF-8"))
+    # The mark that some editors begin a file with is no part of its first line.
+    return text[len(BOM_UTF8) :] if text.startswith(BOM_UTF8) else text
 
 
 def _refusal(path: str, why: object) -> str:

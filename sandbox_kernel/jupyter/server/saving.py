@@ -64,8 +64,9 @@ class Saver:
         action, path = data["action"], data["path"].strip("/")
         source = data.get("source_path", "").strip("/")
         if action == "save":
-            for kernel_id, (_, paths) in self._kernels().items():
+            for kernel_id, (_, paths) in list(self._kernels().items()):
                 if path in paths:
+                    await self._look_for_save_as(kernel_id)
                     self.save_soon(kernel_id)
         elif action in ("rename", "copy", "delete"):
             async with self._moving:
@@ -192,6 +193,38 @@ class Saver:
             for kernel_id, provisioner in self._running(source):
                 self._follow(kernel_id, provisioner, source, target)
 
+    async def _look_for_save_as(self, kernel_id: str) -> None:
+        """ "Save as" gives the kernel to a new notebook: its session has another path, of which
+        nobody tells. The workspace is copied for that one, and the old notebook keeps its own."""
+        if not self._given_to(kernel_id):
+            return
+        async with self._moving:  # if it is a rename, that is told, and done now
+            notebook = self._given_to(kernel_id)
+            if not notebook:
+                return
+            provisioner, _ = self._kernels()[kernel_id]
+            workspace = provisioner.saved_workspace
+            assert workspace is not None
+            try:
+                id_, told = await asyncio.to_thread(_copy_for, workspace.name, notebook)
+            except (SandboxError, OSError) as error:
+                self._log.error("The workspace of %s did not follow: %s", notebook, error)
+                return
+            for line in told:
+                self._log.warning("%s.", line)
+            source = workspace.notebook
+            provisioner.saved_workspace = replace(workspace, id=id_)
+            self._follow(kernel_id, provisioner, source, notebook)
+
+    def _given_to(self, kernel_id: str) -> str:
+        """The notebook that has a kernel now whose own has it no more; empty if it is as it was."""
+        provisioner, paths = self._kernels().get(kernel_id, (None, []))
+        workspace = provisioner.saved_workspace if provisioner is not None else None
+        if workspace is None or workspace.named or not workspace.notebook:
+            return ""
+        notebooks = [self._on_host(path) for path in paths if path.endswith(NOTEBOOK)]
+        return notebooks[-1] if notebooks and workspace.notebook not in notebooks else ""
+
     def _running(self, subject: str) -> list[tuple[str, SandboxProvisioner]]:
         """Kernels of this notebook, or of notebooks in this folder."""
         return [
@@ -226,6 +259,17 @@ def _note(workspace: KernelWorkspace) -> None:
     store = open_store()
     name = identity.place_of(store, workspace.name, workspace.id)
     identity.note(store, name, workspace.id, workspace.notebook)
+
+
+def _copy_for(name: str, notebook: str) -> tuple[str, list[str]]:
+    """A workspace for a notebook that begins with the latest save of another, unless it has one;
+    its id, and what had to be done, in words."""
+    store = open_store()
+    new = name_for_notebook(notebook)
+    id_, told = identity.claim(store, new, notebook)
+    if not store.ids(new):
+        store.copy(name, new, notebook)
+    return id_, told
 
 
 def _is_at(notebook: str, subject: str) -> bool:

@@ -8,7 +8,6 @@ start times, and the cgroups.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import logging
@@ -149,8 +148,10 @@ class LocalHandle(SandboxHandle):
         init = _process(self._record, "init")
         if init is None or not init.alive:
             return
-        with contextlib.suppress(OSError):  # removed by another process, or the disk is full
+        try:
             self._folders.ended.write_text("it was killed")
+        except OSError as error:  # its disk is full, or another process has removed it
+            _log.debug("sandbox %s: why it ended was not noted: %s", self.name, error)
         await asyncio.to_thread(_kill, self._record)
 
     async def set_lease(self, seconds: float) -> bool:
