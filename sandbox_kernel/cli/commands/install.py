@@ -114,8 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     first = KernelSpecManager().find_kernel_specs().get(name, folder)
     if not arguments.prefix and not os.path.samefile(first, folder):
         note(
-            f"Jupyter does not see it, since the kernel {name!r} in {first} comes first. Install it "
-            f"with another --name, or remove that one."
+            f"Jupyter does not see it, since the kernel {name!r} in {first} comes first. Install "
+            f"it with another --name, or remove that one."
         )
         return 1
     print("Choose it in JupyterLab's launcher, or for example:")

@@ -21,7 +21,8 @@ from sandbox_kernel.text import printable
 
 _FILE = re.compile(r"No such file or directory: ('[^'\n]{1,500}'|\"[^\"\n]{1,500}\")")
 _MAGIC = re.compile(
-    r"File `('[^'\n]{1,500}'|\"[^\"\n]{1,500}\")` not found\.|('[^'\n]{1,500}') was not found in history, "
+    r"File `('[^'\n]{1,500}'|\"[^\"\n]{1,500}\")` not found\."
+    r"|('[^'\n]{1,500}') was not found in history, "
 )
 """What IPython says for %run and %load."""
 _NUMPY = re.compile(r"([^\n]{1,500}) not found\.")
