@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -50,13 +51,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     bare = _bare_command(parser, own)
     if bare is not None:
         own, command = own[:bare], [*own[bare:], *(["--", *command] if command else [])]
-    arguments = parser.parse_args(own)
+    arguments, unknown = parser.parse_known_args(own)
+    if unknown:
+        arguments.parser.error(_what_was_meant(arguments.parser, unknown))
     arguments.command = command
     if command and arguments.takes_command is None:
         arguments.parser.error("this command takes nothing behind --")
     if arguments.takes_command and not command:
         arguments.parser.error("say what to run, for example: -- python -V")
     return arguments
+
+
+def _what_was_meant(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """An error for words of a command line that its command does not know."""
+    word = unknown[0].partition("=")[0]
+    close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
+    if close and word.startswith("-"):
+        return f"there is no option {word}; did you mean {close[0]}?"
+    return f"unrecognized arguments: {' '.join(unknown)}"
 
 
 def _bare_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int | None:

@@ -132,6 +132,17 @@ def test_install_for_this_user(cli: Cli, prefix: Path) -> None:
     assert cli("install", "local", "--user", "--prefix", str(prefix)).returncode == 2
 
 
+def test_install_behind_another_of_the_same_name(cli: Cli, prefix: Path) -> None:
+    """The user's own 'sandbox' with less memory, while Jupyter finds another 'sandbox' first: its
+    limit would be ignored in silence, so that is said."""
+    assert cli("install", "local", "--prefix", str(prefix), "--name", "sandbox").returncode == 0
+    ran = cli("install", "local", "--user", "--memory-mib", "512")
+    assert ran.returncode == 1
+    assert f"in {prefix}/share/jupyter/kernels/sandbox comes first" in ran.stderr
+    assert "--name" in ran.stderr
+    assert "Choose it" not in ran.stdout
+
+
 def test_settings_of_the_kernel(cli: Cli, tmp_path: Path) -> None:
     """upload, mirror, pool_size and the like need no editing of kernel.json. For a launcher, which
     has no saved files, they are refused; its volume is not called a workspace."""

@@ -90,6 +90,23 @@ def test_the_example_of_run(cli: Cli, jail: str, capsys: pytest.CaptureFixture[s
     assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
 
 
+def test_a_run_that_misses_a_file_of_the_user(
+    cli: Cli, jail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run python script.py` and `run ./script.py` with a script that lies in the user's folder:
+    what the sandbox says of it is followed by how to show it. As told there, it works."""
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text("print(6 * 7)")
+    for words in (["python3", "script.py"], ["./script.py"]):
+        ran = cli("run", *words)
+        assert ran.returncode != 0
+        assert f"Show it with --readable {tmp_path}/script.py" in ran.stderr
+    shown = f"{tmp_path}/script.py"
+    ran = cli("run", "--readable", shown, "python3", shown)
+    assert (ran.stdout, ran.stderr) == ("42\n", "")
+    assert cli("run", "python3", "-c", "exit(3)").stderr == ""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_is_told_when_a_kernel_starts(cli: Cli, jail: str, tmp_path: Path) -> None:
     """The disk that holds our data is full: the error of the start names the sandbox and what to

@@ -176,6 +176,17 @@ def test_a_volume_is_no_saved_workspace(capsys: pytest.CaptureFixture[str]) -> N
     assert spec_values(parse(["install", "local", "--workspace", "w"])) == {"workspace": "w"}
 
 
+def test_a_slip_in_an_option_is_told(cli: Cli) -> None:
+    """The usage is that of the command that was meant, and so is the option that is proposed."""
+    ran = cli("install", "local", "--uplaod", "folder")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("usage: sandbox-kernel install BACKEND")
+    assert "there is no option --uplaod; did you mean --upload?" in ran.stderr
+    ran = cli("run", "--memory-mb=200", "true")
+    assert (ran.returncode, "did you mean --memory-mib?" in ran.stderr) == (2, True)
+    assert "unrecognized arguments: extra" in cli("ps", "extra").stderr
+
+
 def test_unknown_variables_are_told(cli: Cli) -> None:
     """A slip in the name of a variable is not ignored: `run`, which would make a sandbox without
     the limit, refuses, and other commands note it."""

@@ -204,6 +204,11 @@ def test_files_beside_the_notebook(server: JupyterServer, folder: Path) -> None:
     for code, named in (
         ("open('data.csv')", "'data.csv' lies beside the notebook"),
         ("open('/workspace/sub/more.csv')", "'sub/more.csv' lies beside"),
+        (f"open({str(root / 'data.csv')!r})", "'data.csv' lies beside the notebook"),
+        (f"open({str(server.root / 'out.csv')!r})", ""),
+        ("%run helper.py", "'helper.py' lies beside the notebook"),
+        ("%load helper.py", "'helper.py' lies beside the notebook"),
+        ("%run nowhere.py", ""),
         ("import numpy_is_not_here", ""),
         ("import helper.part", "'helper.py' lies beside the notebook"),
         ("open('nowhere.csv')", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
@@ -75,6 +76,8 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from jupyter_client.kernelspec import KernelSpecManager
+
     from sandbox_kernel.jupyter.hosting import check_pausing
     from sandbox_kernel.jupyter.kernelspec import write_kernelspec
     from sandbox_kernel.sandboxes.backends import load_backend
@@ -108,6 +111,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     name = Path(folder).name
     print(f"Installed the kernel {name!r} in {folder}")
+    first = KernelSpecManager().find_kernel_specs().get(name, folder)
+    if not arguments.prefix and not os.path.samefile(first, folder):
+        note(
+            f"Jupyter does not see it, since the kernel {name!r} in {first} comes first. Install "
+            f"it with another --name, or remove that one."
+        )
+        return 1
     print("Choose it in JupyterLab's launcher, or for example:")
     print(f"  jupyter console --kernel {name}")
     print(f"  jupyter execute --kernel_name={name} notebook.ipynb")

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shlex
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import positive
@@ -14,11 +15,11 @@ from sandbox_kernel.cli.commands.shell import on_terminal, terminal_environment
 from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options, spec_values
 from sandbox_kernel.cli.streams import Session
 from sandbox_kernel.cli.text import note
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.jupyter.configuration import KernelConfiguration, read_configuration
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle
-from sandbox_kernel.spec import ENV_PREFIX, NOTEBOOK
+from sandbox_kernel.spec import ENV_PREFIX, NOTEBOOK, SandboxSpec
 
 INTERRUPT_GRACE = 3.0
 _WHY_TIMEOUT = 5.0
@@ -80,7 +81,11 @@ async def _run_once(
             )
             if code:
                 await _tell_why(handle)
+                _tell_unseen(arguments, configuration.spec)
             return code
+        except ExecFailed:
+            _tell_unseen(arguments, configuration.spec)
+            raise
         finally:
             await asyncio.shield(client.remove(handle.name))
     finally:
@@ -102,6 +107,20 @@ async def _tell_why(handle: SandboxHandle) -> None:
             )
         elif info.last_kill:
             note(f"The sandbox has killed something: {info.last_kill}.")
+
+
+def _tell_unseen(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
+    """A command that failed may have missed a file that lies here."""
+    if spec.workspace or arguments.cwd:
+        return  # there may be one of that name
+    for word in arguments.command:
+        if not os.path.isabs(word) and os.path.isfile(word):
+            path = os.path.abspath(word)
+            note(
+                f"{word!r} lies here, in a folder that the sandbox does not see. Show it with "
+                f"--readable {shlex.quote(path)}, and name it by that path."
+            )
+            return
 
 
 def configured(

@@ -20,6 +20,11 @@ from typing import Any
 from sandbox_kernel.text import printable
 
 _FILE = re.compile(r"No such file or directory: ('[^'\n]{1,500}'|\"[^\"\n]{1,500}\")")
+_MAGIC = re.compile(
+    r"File `('[^'\n]{1,500}'|\"[^\"\n]{1,500}\")` not found\."
+    r"|('[^'\n]{1,500}') was not found in history, "
+)
+"""What IPython says for %run and %load."""
 _NUMPY = re.compile(r"([^\n]{1,500}) not found\.")
 _MODULE = re.compile(r"No module named '([^'\n]{1,200})'")
 _MOST_TEXT, _MOST_PARTS = 4000, 10
@@ -28,7 +33,7 @@ _MOST_TEXT, _MOST_PARTS = 4000, 10
 def hint(error: Mapping[str, Any], folder: str, workdir: str, upload: object) -> str:
     """What to say after this error (the content of Jupyter's message); empty: nothing. ``folder``
     is the notebook's on the host, ``workdir`` the kernel's in the sandbox."""
-    for name in _missed(error, workdir):
+    for name in _missed(error, (workdir, folder)):
         if _is_there(folder, name):
             how = (
                 'The setting upload="folder" brings the files of that folder in'
@@ -45,24 +50,27 @@ def hint(error: Mapping[str, Any], folder: str, workdir: str, upload: object) ->
     return ""
 
 
-def _missed(error: Mapping[str, Any], workdir: str) -> list[tuple[str, ...]]:
-    """Paths below the notebook's folder, in parts, of which one may be what was missed."""
+def _missed(error: Mapping[str, Any], folders: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Paths below the notebook's folder, in parts, of which one may be what was missed. An absolute
+    one may begin with any of ``folders``."""
     kind, text = str(error.get("ename"))[:100], str(error.get("evalue"))[:_MOST_TEXT]
     if kind == "ModuleNotFoundError" and (found := _MODULE.search(text)):
         module = found[1].partition(".")[0]
         return [(f"{module}.py",), (module,)] if module.isidentifier() else []
-    if kind == "FileNotFoundError":
-        name = ""
-        if found := _FILE.search(text):
-            with contextlib.suppress(ValueError, SyntaxError):
-                name = str(ast.literal_eval(found[1]))
-        elif found := _NUMPY.fullmatch(text):
-            name = found[1]
-        path = PurePosixPath(name)
-        if path.is_absolute() and path.is_relative_to(workdir):
-            path = path.relative_to(workdir)
-        if name and not path.is_absolute() and len(path.parts) <= _MOST_PARTS:
-            return [path.parts]
+    name = ""
+    if kind == "FileNotFoundError" and (found := _NUMPY.fullmatch(text)):
+        name = found[1]
+    elif (kind == "FileNotFoundError" and (found := _FILE.search(text))) or (
+        kind in ("Exception", "ValueError") and (found := _MAGIC.match(text))
+    ):
+        with contextlib.suppress(ValueError, SyntaxError):
+            name = str(ast.literal_eval(found[found.lastindex or 1]))
+    path = PurePosixPath(name)
+    for folder in folders:
+        if path.is_absolute() and path.is_relative_to(folder):
+            path = path.relative_to(folder)
+    if name and not path.is_absolute() and len(path.parts) <= _MOST_PARTS:
+        return [path.parts]
     return []
 
 
