@@ -357,3 +357,36 @@ def test_policies() -> None:
     assert UploadPolicy.parse("folder").mode == "folder"
     assert UploadPolicy.parse("*.csv, data/").globs == ("*.csv", "data/")
     assert UploadPolicy.parse([]).mode == "none"
+
+
+def test_python_environments_are_not_written(store: Store, guest: Guest, folder: Path) -> None:
+    """A cell writes a .pth file, or an interpreter, into the environment that lies beside the
+    notebook, or makes the folder itself one: the host's next interpreter would run that. Weights
+    of a model with the same suffix, and an ordinary folder named bin, are written."""
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
+    (folder / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    site = "lib/python3.11/site-packages"
+    bad = (
+        *(f"venv/{site}/evil.pth", "venv/bin/python3", "venv/pyvenv.cfg"),
+        *(f"own/{site}/evil.pth", "own/pyvenv.cfg", "conda/conda-meta/history", "conda/bin/sh"),
+        *("pyvenv.cfg", "sitecustomize.py", "sub/usercustomize/__init__.py", f"{site}/evil.pth"),
+    )
+    good = ("bin2/run", "model.pth", "sub/bin/run", "venv/notes.txt")
+    for name in (*bad, *good):
+        (guest.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (guest.folder / name).write_text("import evil")
+    (guest.folder / "results.csv").symlink_to(f"venv/{site}/evil.pth")
+    guest.persist(store)
+    report = export(store, "work", folder, mirror=True)
+    assert sorted(report.written) == sorted(good)
+    assert (folder / "venv" / "pyvenv.cfg").read_text() == "home = /usr/bin\n"
+    left_out = {line.split(":")[0] for line in report.skipped}
+    assert left_out == {
+        *("venv/lib", "venv/bin", "venv/pyvenv.cfg", "own/lib", "own/pyvenv.cfg"),
+        *("conda/conda-meta", "conda/bin", "pyvenv.cfg", "sitecustomize.py"),
+        *("sub/usercustomize", "lib", "results.csv"),
+    }
+    assert set(export(store, "work", folder, hidden=True, overwrite=True).written) >= set(bad)
