@@ -83,7 +83,8 @@ def export(
     had made there; ``delete_imported`` also of those that came from the folder. What the host has
     changed is not deleted. What is deleted, and what of the host's own is written over, is in the
     trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden, and
-    Python environments, for who trusts the code that ran. The file ``notebook`` is neither written nor deleted.
+    Python environments, for who trusts the code that ran. The file ``notebook`` is neither written
+    nor deleted.
     More than ``limits`` allow is refused (QuotaExceeded), holes included; a mirror leaves out what
     is too large because of them. Nothing outside ``folder`` is touched, whatever symlinks it has.
     """

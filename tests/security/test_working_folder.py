@@ -3,7 +3,7 @@
 Clients start kernels in the notebook's folder, and what lies there may come from the notebook's
 author or, mirrored, from a cell. Python imports from the folder that it is started in when it is
 run by ``-m`` or ``-c``, and from empty and relative elements of PYTHONPATH; relative elements of
-PATH find programs there.
+PATH find programs there, and those of LD_LIBRARY_PATH libraries.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     # As `export PYTHONPATH=$PYTHONPATH:/more` makes it of nothing, and as people write it.
     monkeypatch.setenv("PYTHONPATH", ":.:../notebooks")
     monkeypatch.setenv("PATH", f".::{os.environ['PATH']}")
+    for name in ("libc.so.6", "libm.so.6", "libdl.so.2", "libz.so.1"):
+        (made.path / name).write_text("no program starts that finds this one")
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":/nowhere")
     yield made
     assert made.sprung() == []
 
