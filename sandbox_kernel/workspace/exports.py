@@ -4,7 +4,8 @@ Every path is opened component by component without following symlinks. Files ar
 under another name and then renamed. Of modes only what is harmless is kept, and of symlinks only
 those that stay in the folder. Names that begin with a dot are left out: programs of the host run or
 obey what is in .git/hooks, .bashrc or .ssh. So are Python environments, whose interpreters run what
-is in them as soon as they are started. What is taken away goes to a trash folder.
+is in them as soon as they are started, and new modules in a folder that this process imports from.
+What is taken away goes to a trash folder.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import os
 import secrets
 import stat
+import sys
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -36,7 +38,7 @@ from sandbox_kernel.guest.workspace.layout import (
 )
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace.claims import claiming
-from sandbox_kernel.workspace.links import environment_part, hidden_part, why_not
+from sandbox_kernel.workspace.links import environment_part, hidden_part, module_name, why_not
 from sandbox_kernel.workspace.objects import add_tree
 from sandbox_kernel.workspace.onhost import has_contents
 from sandbox_kernel.workspace.reports import (
@@ -82,9 +84,9 @@ def export(
     ``delete`` also removes host files that the sandbox has deleted, of those that an earlier export
     had made there; ``delete_imported`` also of those that came from the folder. What the host has
     changed is not deleted. What is deleted, and what of the host's own is written over, is in the
-    trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden, and
-    Python environments, for who trusts the code that ran. The file ``notebook`` is neither written
-    nor deleted.
+    trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden,
+    Python environments and modules for this process, for who trusts the code that ran. The file
+    ``notebook`` is neither written nor deleted.
     More than ``limits`` allow is refused (QuotaExceeded), holes included; a mirror leaves out what
     is too large because of them. Nothing outside ``folder`` is touched, whatever symlinks it has.
     """
@@ -101,6 +103,7 @@ def export(
     try:
         kept = os.path.relpath(os.path.realpath(notebook), path) if notebook else ""
         work = _Export(store, save, path, root, trash, kept, mirror, overwrite, hidden, limits)
+        work.find_imports()
         work.compare()
         if delete:
             work.find_deleted(imported=delete_imported)
@@ -158,10 +161,17 @@ class _Export:
     _seen: dict[str, Signature | None] = field(default_factory=dict)
     """What was compared, as it was then."""
     _environments: dict[str, bool] = field(default_factory=dict)
+    _imported_from: set[str] = field(default_factory=set)
+    """Folders in here that this process imports from, "" being the first."""
     _unchanged: int = 0
     _started: float = field(default_factory=time.time)
 
     # --- what is to be done
+
+    def find_imports(self) -> None:
+        for place in map(os.path.realpath, sys.path):
+            if place == self.path or place.startswith(f"{self.path}/"):
+                self._imported_from.add(place[len(self.path) + 1 :])
 
     def compare(self) -> None:
         known = self.store.baseline(self.save.workspace, self.path)
@@ -197,14 +207,37 @@ class _Export:
             else:
                 self._compare_file(path, entry, before)
         for part in guarded:
-            what = "hidden" if hidden_part(part) else "a part of a Python environment"
+            what = "a part of a Python environment"
+            if hidden_part(part):
+                what = "hidden"
+            elif self._new_module(part):
+                what = "a new module, in a folder that this Python process imports from"
             self.skipped.append(f"{printable(part)}: {what}; programs here could obey it")
 
     def _guarded(self, path: str) -> str:
         """The path up to what programs of the host may obey unasked; empty if it is harmless."""
         if self.hidden:
             return ""
-        return hidden_part(path) or environment_part(path, self._is_environment)
+        return (
+            hidden_part(path)
+            or self._new_module(path)
+            or environment_part(path, self._is_environment)
+        )
+
+    def _new_module(self, path: str) -> str:
+        """The path up to a module or package that this process would find, and the host has not;
+        empty if there is none. (``python -m jupyterlab`` imports from the folder it is started in,
+        whatever it has not imported yet.)"""
+        parts = path.split("/")
+        for number in range(len(parts)) if self._imported_from else ():
+            part = "/".join(parts[: number + 1])
+            if "/".join(parts[:number]) in self._imported_from:
+                entry = self._after.get(part)
+                folder = entry is not None and entry.kind == "d"
+                module = f"{part}/__init__.py" in self._after if folder else module_name(part)
+                if module and self._signature(part) is None:
+                    return part
+        return ""
 
     def _is_environment(self, folder: str) -> bool:
         """Whether it is a Python environment: on the host, or in the save."""

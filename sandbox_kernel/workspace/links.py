@@ -49,6 +49,12 @@ def environment_part(path: str, is_environment: Callable[[str], bool]) -> str:
     return ""
 
 
+def module_name(path: str) -> str:
+    """The name under which a file can be imported; empty if it cannot."""
+    stem, _, suffix = os.path.basename(path).partition(".")
+    return stem if suffix.rpartition(".")[2] in ("py", "pyc", "so") else ""
+
+
 def why_not(path: str, target: str, lookup: Lookup, guarded: Callable[[str], str]) -> str:
     """Why a symlink at ``path`` must not be made; empty if it may. It is followed through all that
     ``lookup`` says is a symlink; it may not lead to what is ``guarded``."""

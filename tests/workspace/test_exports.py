@@ -359,6 +359,29 @@ def test_policies() -> None:
     assert UploadPolicy.parse([]).mode == "none"
 
 
+def test_new_modules_are_not_written_to_where_this_process_imports_from(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was started as `python -m jupyterlab` in the notebook's folder imports from
+    there what it has not imported yet: a cell's smtplib.py would be the server's. What the host
+    has is written as ever, and so is what is no module of its own."""
+    (folder / "helper.py").write_text("1")
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    bad = ("smtplib.py", "cgi.cpython-311-x86_64-linux-gnu.so", "mailbox/__init__.py")
+    good = ("helper.py", "results/table.py", "script.pyw", "data.csv")
+    for name in (*bad, *good):
+        (guest.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (guest.folder / name).write_text("evil")
+    guest.persist(store)
+    monkeypatch.syspath_prepend(str(folder))
+    report = export(store, "work", folder, mirror=True)
+    assert sorted(report.written) == sorted(good)
+    assert {line.split(":")[0] for line in report.skipped} == {*bad[:2], "mailbox"}
+    monkeypatch.undo()
+    assert sorted(export(store, "work", folder, mirror=True).written) == sorted(bad)
+
+
 def test_python_environments_are_not_written(store: Store, guest: Guest, folder: Path) -> None:
     """A cell writes a .pth file, or an interpreter, into the environment that lies beside the
     notebook, or makes the folder itself one: the host's next interpreter would run that. Weights
