@@ -40,7 +40,7 @@ from sandbox_kernel.text import printable
 from sandbox_kernel.workspace.claims import claiming
 from sandbox_kernel.workspace.links import environment_part, hidden_part, module_name, why_not
 from sandbox_kernel.workspace.objects import add_tree
-from sandbox_kernel.workspace.onhost import has_contents
+from sandbox_kernel.workspace.onhost import has_contents, own_folders
 from sandbox_kernel.workspace.reports import (
     Baseline,
     ExportReport,
@@ -103,7 +103,7 @@ def export(
     try:
         kept = os.path.relpath(os.path.realpath(notebook), path) if notebook else ""
         work = _Export(store, save, path, root, trash, kept, mirror, overwrite, hidden, limits)
-        work.find_imports()
+        work.find_our_own()
         work.compare()
         if delete:
             work.find_deleted(imported=delete_imported)
@@ -160,6 +160,8 @@ class _Export:
     """What is the host's own, and will be written over."""
     _seen: dict[str, Signature | None] = field(default_factory=dict)
     """What was compared, as it was then."""
+    _own: set[str] = field(default_factory=set)
+    """Folders of this package's in here."""
     _environments: dict[str, bool] = field(default_factory=dict)
     _imported_from: set[str] = field(default_factory=set)
     """Folders in here that this process imports from, "" being the first."""
@@ -168,7 +170,8 @@ class _Export:
 
     # --- what is to be done
 
-    def find_imports(self) -> None:
+    def find_our_own(self) -> None:
+        self._own = own_folders(self.path, self.store.url)
         for place in map(os.path.realpath, sys.path):
             if place == self.path or place.startswith(f"{self.path}/"):
                 self._imported_from.add(place[len(self.path) + 1 :])
@@ -208,7 +211,9 @@ class _Export:
                 self._compare_file(path, entry, before)
         for part in guarded:
             what = "a part of a Python environment"
-            if hidden_part(part):
+            if part in self._own:
+                what = "sandbox-kernel's own"
+            elif hidden_part(part):
                 what = "hidden"
             elif self._new_module(part):
                 what = "a new module, in a folder that this Python process imports from"
@@ -216,6 +221,9 @@ class _Export:
 
     def _guarded(self, path: str) -> str:
         """The path up to what programs of the host may obey unasked; empty if it is harmless."""
+        for own in self._own:
+            if path == own or path.startswith(f"{own}/"):
+                return own
         if self.hidden:
             return ""
         return (

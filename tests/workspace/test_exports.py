@@ -382,6 +382,30 @@ def test_new_modules_are_not_written_to_where_this_process_imports_from(
     assert sorted(export(store, "work", folder, mirror=True).written) == sorted(bad)
 
 
+def test_our_own_folders_are_not_the_sandboxes(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data folder (records, tokens, saves) lies in the notebook's folder: it does not go into
+    the sandbox, and no cell writes there, whoever asks for hidden files."""
+    monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "sub" / "data"))
+    (folder / "sub" / "data").mkdir(parents=True)
+    (folder / "sub" / "data" / "token").write_text("secret")
+    (folder / "sub" / "plain").write_text("1")
+    for policy in (None, UploadPolicy("globs", globs=("sub/",))):
+        save = import_folder(store, "work", folder, policy=policy).save
+        assert {path for path, _ in store.files(save)} >= {"sub/plain"}
+        assert not any(path.startswith("sub/data") for path, _ in store.files(save))
+    guest.hydrate(store)
+    (guest.folder / "sub" / "data" / "records").mkdir(parents=True)
+    (guest.folder / "sub" / "data" / "records" / "x.json").write_text("evil")
+    (guest.folder / "link").symlink_to("sub/data/records")
+    guest.persist(store)
+    for hidden in (False, True):
+        report = export(store, "work", folder, mirror=True, hidden=hidden)
+        assert not report.written
+        assert {line.split(":")[0] for line in report.skipped} == {"link", "sub/data"}
+
+
 def test_python_environments_are_not_written(store: Store, guest: Guest, folder: Path) -> None:
     """A cell writes a .pth file, or an interpreter, into the environment that lies beside the
     notebook, or makes the folder itself one: the host's next interpreter would run that. Weights
