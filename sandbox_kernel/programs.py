@@ -3,7 +3,8 @@
 The working folder of a Jupyter process is often the notebook's, and files in there may come from
 anybody: from the notebook's author, or from a sandbox whose files are mirrored. Python imports from
 it when it is started by ``-m`` or ``-c``, when PYTHONPATH has an empty or relative element, and the
-shell's rules find programs in it when PATH has one. All of that is left out here.
+shell's rules find programs in it when PATH has one, and the loader libraries when LD_LIBRARY_PATH
+has one. All of that is left out here.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def own_python(*arguments: str) -> list[str]:
 
 
 def host_environment() -> dict[str, str]:
-    """This process's environment, for another one: PATH and PYTHONPATH without what depends on the
+    """This process's environment, for another one: the search paths without what depends on the
     folder."""
     env = dict(os.environ)
-    for name in ("PATH", "PYTHONPATH"):
-        kept = _absolute(env.pop(name, ""))
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        kept = absolute(env.pop(name, ""))
         if kept:
             env[name] = kept
     return env
@@ -39,7 +40,7 @@ def host_environment() -> dict[str, str]:
 
 def find_program(name: str) -> str | None:
     """The program's path, found by the absolute elements of PATH; None if there is none."""
-    return shutil.which(name, path=_absolute(os.environ.get("PATH", os.defpath)) or os.defpath)
+    return shutil.which(name, path=absolute(os.environ.get("PATH", os.defpath)) or os.defpath)
 
 
 def importable_in_isolation() -> bool:
@@ -56,5 +57,6 @@ def importable_in_isolation() -> bool:
     return ran.returncode == 0
 
 
-def _absolute(paths: str) -> str:
+def absolute(paths: str) -> str:
+    """The absolute elements of a search path."""
     return os.pathsep.join(path for path in paths.split(os.pathsep) if os.path.isabs(path))

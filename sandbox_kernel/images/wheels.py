@@ -334,6 +334,7 @@ def _finish(folder: Path, target: Target, lean: bool) -> None:
             [*command, str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            env=host_environment(),
             timeout=_PIP_TIMEOUT,
             check=False,  # some packages carry files that are not meant for every version
         )

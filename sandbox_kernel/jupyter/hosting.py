@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.errors import SandboxExists, SandboxNotFound, SpecRefused
+from sandbox_kernel.errors import SandboxExists, SandboxNotFound, SpecError, SpecRefused
 from sandbox_kernel.jupyter.configuration import KernelConfiguration
 from sandbox_kernel.jupyter.pool import drain_all, forget_all, pool_for
 from sandbox_kernel.kernels import Log, SandboxedKernel
@@ -27,7 +27,8 @@ from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient
 from sandbox_kernel.sandboxes.left import user_of
-from sandbox_kernel.sandboxes.local.private import shown_with
+from sandbox_kernel.sandboxes.local import environment
+from sandbox_kernel.sandboxes.local.private import contains, shown_with
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.endpoints import PRIORITY
@@ -181,6 +182,30 @@ def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
     if os.path.basename(program).startswith("python"):
         return spec if spec.python else replace(spec, python=program)
     return replace(spec, readable=(*spec.readable, *shown_with(program)))
+
+
+def check_out_of_reach(
+    configuration: KernelConfiguration, argv: Sequence[str], folder: str
+) -> None:
+    """SpecError if the interpreter would be run on the host, to describe it, from a folder that
+    the sandbox's files are mirrored to. (Hidden names are not. The interpreter of this process
+    runs anyway.)"""
+    if not load_backend(configuration.backend).capabilities.python:
+        return
+    from sandbox_kernel.workspace.links import hidden_part
+
+    python = show_program(configuration.spec, argv).python
+    if python is None or os.path.dirname(python) == os.path.dirname(sys.executable):
+        return
+    top = os.path.realpath(folder)
+    for path in environment.on_the_way(python):
+        if contains(top, path) and not hidden_part(os.path.relpath(path, top)):
+            raise SpecError(
+                f"The kernel was not started: mirror would let code in the sandbox write to {top}, "
+                f"and the interpreter python={python!r} is in there and runs on the host, too. "
+                f"Move its environment out of the folder or into a hidden one (.venv), or leave "
+                f"mirror out."
+            )
 
 
 def with_interpreter(argv: Sequence[str], spec: SandboxSpec) -> list[str]:

@@ -28,7 +28,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
-from sandbox_kernel.programs import ISOLATION, importable_in_isolation
+from sandbox_kernel.programs import ISOLATION, absolute, importable_in_isolation
 from sandbox_kernel.sandboxes.backends import backend_names, no_backend
 from sandbox_kernel.spec import SandboxSpec, check_name
 
@@ -132,6 +132,8 @@ def write_kernelspec(
             )
         command = [] if argv is None else ["--", *argv]
         kernel["argv"] = [sys.executable, *ISOLATION, *_LAUNCH, "-f", "{connection_file}"]
+        # An empty element, as `$LD_LIBRARY_PATH:/more` makes it, is the notebook's folder.
+        kernel["env"] = {"LD_LIBRARY_PATH": absolute(os.environ.get("LD_LIBRARY_PATH", ""))}
         kernel["argv"] += [_CONFIG_FILE_OPTION, str(place / LAUNCH_FILE), *command]
     else:
         kernel["metadata"]["kernel_provisioner"]["config"] = config

@@ -327,6 +327,8 @@ class SandboxProvisioner(KernelProvisionerBase):
             workspace = workspaces.workspace_of(configuration, env, cwd)
             configuration = replace(configuration, spec=replace(configuration.spec, workspace=None))
             if workspace is not None:
+                if workspace.mirror:
+                    hosting.check_out_of_reach(configuration, argv, workspace.folder)
                 await keeping.save_first(workspace, self.log)
             self._kernel = await hosting.create_kernel(configuration, argv, self.log)
             workspace, told = await bringing.bring_files(

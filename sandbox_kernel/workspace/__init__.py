@@ -25,7 +25,7 @@ exports     a save becomes a host folder, with care
 updates     what has changed in a host folder comes into a workspace
 objects     objects that are made on the host
 onhost      files of the host, compared with what the store has of them
-links       where symlinks of a sandbox would lead on the host
+links       what a sandbox must not write on the host, and symlinks to it
 trash       what an export takes away is kept
 """
 

@@ -135,7 +135,7 @@ class Receiver:
                 f"raise the limits (--max-files, --max-bytes)."
             )
         skipped = ""
-        if not self._hidden and hidden_part(path):
+        if self._guarded(path):
             skipped = "hidden; programs here could obey it (--hidden copies it)"
         elif kind == "l":
             self._links[path] = header["target"]
@@ -186,7 +186,7 @@ class Receiver:
         if not self._entries:
             raise self._refused("nothing")
         for path, target in self._links.items():
-            reason = why_not(path, target, self._targets, hidden=self._hidden)
+            reason = why_not(path, target, self._targets, self._guarded)
             if reason:
                 self.skipped.append(f"{printable(path)}: {reason}")
                 continue
@@ -202,6 +202,9 @@ class Receiver:
 
     def _parts(self, path: str) -> list[bytes]:
         return [self._temporary, *(parts_of(path) if path else [])]
+
+    def _guarded(self, path: str) -> str:
+        return "" if self._hidden else hidden_part(path)
 
     def _targets(self, path: str) -> list[str]:
         return [self._links[path]] if path in self._links else []

@@ -3,7 +3,9 @@
 Every path is opened component by component without following symlinks. Files are put together
 under another name and then renamed. Of modes only what is harmless is kept, and of symlinks only
 those that stay in the folder. Names that begin with a dot are left out: programs of the host run or
-obey what is in .git/hooks, .bashrc or .ssh. What is taken away goes to a trash folder.
+obey what is in .git/hooks, .bashrc or .ssh. So are Python environments, whose interpreters run what
+is in them as soon as they are started, and new modules in a folder that this process imports from.
+What is taken away goes to a trash folder.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import os
 import secrets
 import stat
+import sys
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -35,9 +38,9 @@ from sandbox_kernel.guest.workspace.layout import (
 )
 from sandbox_kernel.text import printable
 from sandbox_kernel.workspace.claims import claiming
-from sandbox_kernel.workspace.links import hidden_part, why_not
+from sandbox_kernel.workspace.links import environment_part, hidden_part, module_name, why_not
 from sandbox_kernel.workspace.objects import add_tree
-from sandbox_kernel.workspace.onhost import has_contents
+from sandbox_kernel.workspace.onhost import has_contents, own_folders
 from sandbox_kernel.workspace.reports import (
     Baseline,
     ExportReport,
@@ -51,6 +54,7 @@ from sandbox_kernel.workspace.trash import Trash
 from sandbox_kernel.workspace.trees import Entry, Totals, plain, same_contents, walk
 
 _MODES = 0o755
+_MARKS = ("pyvenv.cfg", "conda-meta", "bin/python", "bin/python3")
 _MOST_LISTED = 20
 Parts = list[bytes]
 
@@ -80,8 +84,9 @@ def export(
     ``delete`` also removes host files that the sandbox has deleted, of those that an earlier export
     had made there; ``delete_imported`` also of those that came from the folder. What the host has
     changed is not deleted. What is deleted, and what of the host's own is written over, is in the
-    trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden, for who
-    trusts the code that ran. The file ``notebook`` is neither written nor deleted.
+    trash folder afterwards (``ExportReport.trash``). ``hidden`` also writes what is hidden,
+    Python environments and modules for this process, for who trusts the code that ran. The file
+    ``notebook`` is neither written nor deleted.
     More than ``limits`` allow is refused (QuotaExceeded), holes included; a mirror leaves out what
     is too large because of them. Nothing outside ``folder`` is touched, whatever symlinks it has.
     """
@@ -98,6 +103,7 @@ def export(
     try:
         kept = os.path.relpath(os.path.realpath(notebook), path) if notebook else ""
         work = _Export(store, save, path, root, trash, kept, mirror, overwrite, hidden, limits)
+        work.find_our_own()
         work.compare()
         if delete:
             work.find_deleted(imported=delete_imported)
@@ -154,10 +160,21 @@ class _Export:
     """What is the host's own, and will be written over."""
     _seen: dict[str, Signature | None] = field(default_factory=dict)
     """What was compared, as it was then."""
+    _own: set[str] = field(default_factory=set)
+    """Folders of this package's in here."""
+    _environments: dict[str, bool] = field(default_factory=dict)
+    _imported_from: set[str] = field(default_factory=set)
+    """Folders in here that this process imports from, "" being the first."""
     _unchanged: int = 0
     _started: float = field(default_factory=time.time)
 
     # --- what is to be done
+
+    def find_our_own(self) -> None:
+        self._own = own_folders(self.path, self.store.url)
+        for place in map(os.path.realpath, sys.path):
+            if place == self.path or place.startswith(f"{self.path}/"):
+                self._imported_from.add(place[len(self.path) + 1 :])
 
     def compare(self) -> None:
         known = self.store.baseline(self.save.workspace, self.path)
@@ -173,15 +190,15 @@ class _Export:
         lost = [path for path in after if path not in self._after]
         self.skipped += [f"{printable(p)}: a hard link to what is not there" for p in lost]
         too_big = self._too_big()
-        hidden: dict[str, None] = {}
+        guarded: dict[str, None] = {}
         blocked = ""
         for path, entry in self._after.items():
             before = self._before.get(path)
             if path in too_big or (blocked and path.startswith(blocked)):
                 continue
-            if not self.hidden and hidden_part(path):
-                if entry.kind != "d" and entry != before:
-                    hidden[hidden_part(path)] = None
+            if part := self._guarded(path):
+                if entry.kind != "d" and not same_contents(entry, before):
+                    guarded[part] = None
             elif path == self.notebook:
                 if not same_contents(entry, before):
                     self.skipped.append(f"{printable(path)}: the notebook itself is never written")
@@ -192,7 +209,52 @@ class _Export:
                 self._compare_link(path, entry, before)
             else:
                 self._compare_file(path, entry, before)
-        self.skipped += [f"{printable(top)}: hidden; programs here could obey it" for top in hidden]
+        for part in guarded:
+            what = "a part of a Python environment"
+            if part in self._own:
+                what = "sandbox-kernel's own"
+            elif hidden_part(part):
+                what = "hidden"
+            elif self._new_module(part):
+                what = "a new module, in a folder that this Python process imports from"
+            self.skipped.append(f"{printable(part)}: {what}; programs here could obey it")
+
+    def _guarded(self, path: str) -> str:
+        """The path up to what programs of the host may obey unasked; empty if it is harmless."""
+        for own in self._own:
+            if path == own or path.startswith(f"{own}/"):
+                return own
+        if self.hidden:
+            return ""
+        return (
+            hidden_part(path)
+            or self._new_module(path)
+            or environment_part(path, self._is_environment)
+        )
+
+    def _new_module(self, path: str) -> str:
+        """The path up to a module or package that this process would find, and the host has not;
+        empty if there is none. (``python -m jupyterlab`` imports from the folder it is started in,
+        whatever it has not imported yet.)"""
+        parts = path.split("/")
+        for number in range(len(parts)) if self._imported_from else ():
+            part = "/".join(parts[: number + 1])
+            if "/".join(parts[:number]) in self._imported_from:
+                entry = self._after.get(part)
+                folder = entry is not None and entry.kind == "d"
+                module = f"{part}/__init__.py" in self._after if folder else module_name(part)
+                if module and self._signature(part) is None:
+                    return part
+        return ""
+
+    def _is_environment(self, folder: str) -> bool:
+        """Whether it is a Python environment: on the host, or in the save."""
+        if folder not in self._environments:
+            marks = [f"{folder}/{mark}".lstrip("/") for mark in _MARKS]
+            self._environments[folder] = any(
+                mark in self._after or self._signature(mark) is not None for mark in marks
+            )
+        return self._environments[folder]
 
     def _too_big(self) -> set[str]:
         """Files to leave out, because with their holes all would be more than is allowed: whoever
@@ -219,7 +281,7 @@ class _Export:
         for path, entry in self._before.items():
             if path in self._after or entry.kind != "f" or path == self.notebook:
                 continue
-            if hidden_part(path) and not self.hidden:
+            if self._guarded(path):
                 continue
             if imported or path in self._made:
                 self._seen[path] = self._signature(path)
@@ -271,7 +333,7 @@ class _Export:
         if same_contents(entry, before):
             self._unchanged += 1
             return
-        reason = why_not(path, entry.target, self._targets, hidden=self.hidden)
+        reason = why_not(path, entry.target, self._targets, self._guarded)
         if reason:
             self.skipped.append(f"{printable(path)}: {reason}")
             return

@@ -17,6 +17,7 @@ from sandbox_kernel.text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.claims import claiming
 from sandbox_kernel.workspace.objects import Sink
+from sandbox_kernel.workspace.onhost import own_folders
 from sandbox_kernel.workspace.reports import (
     Baseline,
     Limits,
@@ -109,6 +110,7 @@ def scan_folder(
         max_bytes=limits.max_bytes,
         prune=policy.mode == "globs",
     )
+    scan.own = own_folders(path, store.url)
     scan.before, scan.settled = before or {}, int((taken - _GRANULARITY) * 1e9)
     try:
         root = scan.run(path)
@@ -132,11 +134,16 @@ def scan_folder(
 
 
 class _Scan(Scan):
-    """Of the host's own files: those with the size and time that they had are not read again."""
+    """Of the host's own files: those with the size and time that they had are not read again, and
+    those of this package not at all."""
 
+    own: set[str]
     before: Mapping[str, Entry]
     settled = 0
     """Nanoseconds: what was changed later may have been changed again without a sign of it."""
+
+    def _is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
+        return prefix + name in self.own or super()._is_ignored(prefix, name, is_folder)
 
     def _item(
         self, fd: int, prefix: str, name: str, status: os.stat_result, known: Item | None

@@ -1,4 +1,4 @@
-"""Files of the host, compared with what the store has of them."""
+"""Files of the host: what is ours, and whether a file has what the store has of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import os
 
 from sandbox_kernel.guest.workspace.folders import pread_exactly
 from sandbox_kernel.guest.workspace.layout import CHUNK, chunk_length, digest
+from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.workspace.trees import Entry
 
 _ZEROS = bytes(CHUNK)
+
+
+def own_folders(folder: str, store: str) -> set[str]:
+    """Where in a user's folder our own lie, with records, tokens and saves: no sandbox may read or
+    write them. ``folder`` is a real path, ``store`` a path or a URL."""
+    own = (os.path.realpath(path) for path in (data_dir(), runtime_dir(), store))
+    top = folder.rstrip("/") + "/"
+    return {path[len(top) :] for path in own if path.startswith(top)}
 
 
 def has_contents(fd: int, entry: Entry) -> bool:

@@ -67,6 +67,13 @@ def test_a_program_shows_little_more_than_itself(
         (home / "project/secrets.txt").touch()
         assert shown(made) == (made,)
 
+    made = program(home / "node/bin/kernel")
+    for name in ("lib/x", "etc/fonts/x"):
+        (home / "node" / name).parent.mkdir(parents=True)
+    assert shown(made) == (str(home / "node"),)
+    (home / "node/etc/npmrc").write_text("//registry.example/:_authToken=secret")
+    assert shown(made) == tuple(str(home / "node" / name) for name in ("bin", "lib", "etc/fonts"))
+
     for mark in ("pyvenv.cfg", "conda-meta/history"):
         environment = home / f"with-{mark.partition('/')[0]}"
         made = program(environment / "bin/xcpp")

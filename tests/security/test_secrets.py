@@ -270,6 +270,7 @@ def test_no_settings_of_the_environment(victim: Host, layout: str) -> None:
             *("pip.conf", "pip.ini", "etc/jupyter/jupyter_server_config.json", "etc/npmrc"),
             *("conda-meta/state", "etc/conda/activate.d/env_vars.sh", ".netrc"),
             *(f"{kernels}/mine/launch.json", f"{kernels}/broken/kernel.json"),
+            *("share/jupyter/runtime/jpserver-1.json", "share/jupyter/lab/settings/x.json"),
         ),
     }
     for folder, names in secrets_in.items():

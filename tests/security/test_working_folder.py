@@ -3,7 +3,7 @@
 Clients start kernels in the notebook's folder, and what lies there may come from the notebook's
 author or, mirrored, from a cell. Python imports from the folder that it is started in when it is
 run by ``-m`` or ``-c``, and from empty and relative elements of PYTHONPATH; relative elements of
-PATH find programs there.
+PATH find programs there, and those of LD_LIBRARY_PATH libraries.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,10 +23,12 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 import sandbox_kernel
-from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.images import debian, wheels
 from sandbox_kernel.images.target import Target
+from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.jupyter.kernelspec import list_kernelspecs, write_kernelspec
+from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.sandboxes.broker import launch as broker
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, environment, program
 from sandbox_kernel.spec import SandboxSpec
@@ -78,6 +81,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     # As `export PYTHONPATH=$PYTHONPATH:/more` makes it of nothing, and as people write it.
     monkeypatch.setenv("PYTHONPATH", ":.:../notebooks")
     monkeypatch.setenv("PATH", f".::{os.environ['PATH']}")
+    for name in ("libc.so.6", "libm.so.6", "libdl.so.2", "libz.so.1"):
+        (made.path / name).write_text("no program starts that finds this one")
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":/nowhere")
     yield made
     assert made.sprung() == []
 
@@ -177,6 +183,39 @@ def test_a_launcher_kernelspec_does_not_obey_the_folder(
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
+
+
+@pytest.mark.parametrize("where", ["named", "linked", "a sandbox's own"])
+def test_an_interpreter_that_a_sandbox_can_write_is_not_run(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interpreters are run on the host to describe them. One in the folder that a cell's files are
+    mirrored to, or in a sandbox's own folder, is refused before that: a .pth file in its
+    environment would be the host's next program. A hidden environment is out of the mirror's
+    reach."""
+    monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SANDBOX_KERNEL_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", "work")
+    monkeypatch.setenv("SANDBOX_KERNEL_MIRROR", "true")
+    made = Folder(tmp_path)
+    top = tmp_path / "data" / "workspaces" / "w" if where == "a sandbox's own" else made.path
+    for name in ("venv", ".venv"):
+        venv.create(top / name, symlinks=True)
+        [site] = (top / name).glob("lib/python3*/site-packages")
+        (site / "trap.pth").write_text(f"import sys; open({str(made.path / name)!r} + '-ran', 'w')")
+    python = top / "venv" / "bin" / "python"
+    if where == "linked":
+        python = tmp_path / "elsewhere" / "python"
+        python.parent.mkdir()
+        python.symlink_to(top / "venv" / "bin" / "python")
+    monkeypatch.setenv("SANDBOX_KERNEL_PYTHON", str(python))
+    with pytest.raises(SpecError, match=r"where sandboxes write|mirror would let code"):
+        KernelManager(kernel_name="sandbox").start_kernel(cwd=str(made.path))
+    assert not (made.path / "venv-ran").exists()
+    if where == "named":
+        monkeypatch.setenv("SANDBOX_KERNEL_PYTHON", str(top / ".venv" / "bin" / "python"))
+        configuration = SandboxProvisioner(kernel_id="x").configuration()
+        hosting.check_out_of_reach(configuration, ["python"], str(made.path))
 
 
 def test_every_module_that_starts_processes_is_known_here() -> None:

@@ -387,3 +387,83 @@ def test_policies() -> None:
     assert UploadPolicy.parse("folder").mode == "folder"
     assert UploadPolicy.parse("*.csv, data/").globs == ("*.csv", "data/")
     assert UploadPolicy.parse([]).mode == "none"
+
+
+def test_new_modules_are_not_written_to_where_this_process_imports_from(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was started as `python -m jupyterlab` in the notebook's folder imports from
+    there what it has not imported yet: a cell's smtplib.py would be the server's. What the host
+    has is written as ever, and so is what is no module of its own."""
+    (folder / "helper.py").write_text("1")
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    bad = ("smtplib.py", "cgi.cpython-311-x86_64-linux-gnu.so", "mailbox/__init__.py")
+    good = ("helper.py", "results/table.py", "script.pyw", "data.csv")
+    for name in (*bad, *good):
+        (guest.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (guest.folder / name).write_text("evil")
+    guest.persist(store)
+    monkeypatch.syspath_prepend(str(folder))
+    report = export(store, "work", folder, mirror=True)
+    assert sorted(report.written) == sorted(good)
+    assert {line.split(":")[0] for line in report.skipped} == {*bad[:2], "mailbox"}
+    monkeypatch.undo()
+    assert sorted(export(store, "work", folder, mirror=True).written) == sorted(bad)
+
+
+def test_our_own_folders_are_not_the_sandboxes(
+    store: Store, guest: Guest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data folder (records, tokens, saves) lies in the notebook's folder: it does not go into
+    the sandbox, and no cell writes there, whoever asks for hidden files."""
+    monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "sub" / "data"))
+    (folder / "sub" / "data").mkdir(parents=True)
+    (folder / "sub" / "data" / "token").write_text("secret")
+    (folder / "sub" / "plain").write_text("1")
+    for policy in (None, UploadPolicy("globs", globs=("sub/",))):
+        save = import_folder(store, "work", folder, policy=policy).save
+        assert {path for path, _ in store.files(save)} >= {"sub/plain"}
+        assert not any(path.startswith("sub/data") for path, _ in store.files(save))
+    guest.hydrate(store)
+    (guest.folder / "sub" / "data" / "records").mkdir(parents=True)
+    (guest.folder / "sub" / "data" / "records" / "x.json").write_text("evil")
+    (guest.folder / "link").symlink_to("sub/data/records")
+    guest.persist(store)
+    for hidden in (False, True):
+        report = export(store, "work", folder, mirror=True, hidden=hidden)
+        assert not report.written
+        assert {line.split(":")[0] for line in report.skipped} == {"link", "sub/data"}
+
+
+def test_python_environments_are_not_written(store: Store, guest: Guest, folder: Path) -> None:
+    """A cell writes a .pth file, or an interpreter, into the environment that lies beside the
+    notebook, or makes the folder itself one: the host's next interpreter would run that. Weights
+    of a model with the same suffix, and an ordinary folder named bin, are written."""
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
+    (folder / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    import_folder(store, "work", folder)
+    guest.hydrate(store)
+    site = "lib/python3.11/site-packages"
+    bad = (
+        *(f"venv/{site}/evil.pth", "venv/bin/python3", "venv/pyvenv.cfg"),
+        *(f"own/{site}/evil.pth", "own/pyvenv.cfg", "conda/conda-meta/history", "conda/bin/sh"),
+        *("pyvenv.cfg", "sitecustomize.py", "sub/usercustomize/__init__.py", f"{site}/evil.pth"),
+    )
+    good = ("bin2/run", "model.pth", "sub/bin/run", "venv/notes.txt")
+    for name in (*bad, *good):
+        (guest.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (guest.folder / name).write_text("import evil")
+    (guest.folder / "results.csv").symlink_to(f"venv/{site}/evil.pth")
+    guest.persist(store)
+    report = export(store, "work", folder, mirror=True)
+    assert sorted(report.written) == sorted(good)
+    assert (folder / "venv" / "pyvenv.cfg").read_text() == "home = /usr/bin\n"
+    left_out = {line.split(":")[0] for line in report.skipped}
+    assert left_out == {
+        *("venv/lib", "venv/bin", "venv/pyvenv.cfg", "own/lib", "own/pyvenv.cfg"),
+        *("conda/conda-meta", "conda/bin", "pyvenv.cfg", "sitecustomize.py"),
+        *("sub/usercustomize", "lib", "results.csv"),
+    }
+    assert set(export(store, "work", folder, hidden=True, overwrite=True).written) >= set(bad)

@@ -400,7 +400,8 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument(
         "--hidden",
         action="store_true",
-        help="also names that begin with a dot, which programs here may obey (.git/hooks, .bashrc)",
+        help="also what programs here may obey: names that begin with a dot (.git/hooks, .bashrc), "
+        "Python environments",
     )
     parser.add_argument(
         "--delete",

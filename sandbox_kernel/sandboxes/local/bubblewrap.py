@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
-from sandbox_kernel.programs import find_program
+from sandbox_kernel.programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local import seccomp
 
 MINIMUM_VERSION = (0, 8, 0)
@@ -159,7 +159,12 @@ def _inspect(path: str, source: Literal["system", "wheel"]) -> Bubblewrap | str:
 def _version(path: str, _mtime_ns: int) -> tuple[int, ...] | str:
     try:
         ran = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=False
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            env=host_environment(),
+            timeout=_PROBE_TIMEOUT,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{path} does not run ({error})"
@@ -379,6 +384,7 @@ def why_not() -> str | None:
                 pass_fds=(filter_file.fileno(), info, go.fileno()),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
+                env={},
                 timeout=_PROBE_TIMEOUT,
                 check=False,
             )

@@ -228,15 +228,28 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
+def on_the_way(python: str) -> list[str]:
+    """The paths that decide which interpreter runs: its own, the links that it leads through, and
+    the real one."""
+    links, real = _follow(python)
+    return [os.path.normpath(python), *(link.target for link in links), real]
+
+
 def describe(python: str) -> PythonEnvironment:
     """What there is to know about the environment of an interpreter on the host.
 
     Runs the interpreter once (at most 20 s) and keeps the answer on disk until the interpreter,
     its pyvenv.cfg, a site-packages folder or a .pth file changes. Raises SpecError if it does not
-    run or is too old.
+    run, is too old, or is a sandbox's.
     """
     if not os.path.isabs(python):
         raise SpecError(f"python takes an absolute path, not {python!r}.")
+    own = os.path.realpath(data_dir())
+    if any(contains(own, path) for path in on_the_way(python)):
+        raise SpecError(
+            f"python={python!r} was not run: it lies in {own}, where sandboxes write. Name an "
+            f"interpreter of the host's."
+        )
     cache = _cache_path(python)
     answer = _read_cache(cache, python)
     if answer is None:

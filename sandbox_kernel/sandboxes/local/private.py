@@ -37,7 +37,10 @@ SETTINGS = {
 """Of a folder ``etc``, what programs need and what holds no secrets: no accounts, no keys, no names
 of this host, and no pip.conf or the like, whose URLs may hold passwords."""
 
-_IN_ENVIRONMENTS = ("pip.conf", "pip.ini", "condarc", "conda-meta/state", "envs")
+_IN_ENVIRONMENTS = (
+    *("pip.conf", "pip.ini", "condarc", "conda-meta/state", "envs"),
+    *("share/jupyter/runtime", "share/jupyter/lab/settings"),
+)
 _PROGRAM_FOLDERS = ("bin", "sbin")
 # What an installation by ``./configure --prefix`` or an unpacked release consists of.
 _OF_A_RELEASE = (
@@ -98,7 +101,7 @@ def shown_with(program: str) -> tuple[str, ...]:
         for path in (program, os.path.realpath(program)):
             system = (*(f"/{name}" for name in SYSTEM_FOLDERS), *STORES)
             if not any(contains(folder, path) for folder in system):
-                found[_prefix(path) or path] = None
+                found.update(dict.fromkeys(_belonging(path)))
     return tuple(path for path in found if not any(_inside(path, other) for other in found))
 
 
@@ -106,11 +109,13 @@ def _inside(path: str, other: str) -> bool:
     return path != other and contains(other, path)
 
 
-def _prefix(program: str) -> str | None:
+def _belonging(program: str) -> list[str]:
+    """The environment of a program, or its release without settings (npm keeps tokens in there);
+    else itself."""
     folder = os.path.dirname(program)
     prefix = os.path.dirname(folder)
     if os.path.basename(folder) not in _PROGRAM_FOLDERS:
-        return None
+        return [program]
     reason = exposes(prefix)
     if is_environment(prefix):
         if reason:
@@ -119,8 +124,15 @@ def _prefix(program: str) -> str | None:
                 f"belongs to, {prefix}, holds {reason}. Install it in a folder of its own, or name "
                 f"what it needs in `readable`."
             )
-        return prefix
-    return prefix if not reason and _is_release(prefix) else None
+        return [prefix]
+    if reason or not _is_release(prefix):
+        return [program]
+    settings = [f"etc/{name}" for name in _names(f"{prefix}/etc")]
+    if all(_is_setting(os.path.basename(path)) for path in settings):
+        return [prefix]
+    names = [name for name in _names(prefix) if name != "etc"]
+    names += [path for path in settings if _is_setting(os.path.basename(path))]
+    return [os.path.join(prefix, name) for name in names]
 
 
 def _is_release(folder: str) -> bool:

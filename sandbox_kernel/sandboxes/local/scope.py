@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from sandbox_kernel.programs import find_program
+from sandbox_kernel.programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local.limits import (
     CPU_PERIOD_US,
     IO_WEIGHT,
@@ -51,6 +51,7 @@ def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
                 *(*_properties(pid, limits), "0"),
             ],
             capture_output=True,
+            env=host_environment(),
             timeout=2 * _TIMEOUT,
             check=False,
         )
