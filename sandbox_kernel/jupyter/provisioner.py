@@ -231,6 +231,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         extra_arguments = kwargs.pop("extra_arguments", [])
         encryption = kwargs.pop("transport_encryption", None)
         manager = self.parent
+        hosting.end_in_order()
         if manager is None:
             command = [*self.kernel_spec.argv, *extra_arguments]
         else:
@@ -352,6 +353,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         accompany(kernel, configuration, self.connection_info)
         if notebook := workspaces.notebook_of(self.saved_workspace, env):
             kernel.note(notebook=notebook)
+        self.note_files()
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -485,6 +487,11 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._kernel, self.saved_workspace, self._kernel_name, self.log
         )
         return not self._unsaved
+
+    def note_files(self) -> None:
+        """Put down in the sandbox's record where its files are saved now."""
+        if self._kernel is not None:
+            keeping.note_files(self._kernel, self.saved_workspace, self._kernel_name)
 
     def _watch_over(self, kernel: SandboxedKernel) -> None:
         """The kernel's files are saved before it is paused, and when the process exits."""

@@ -162,3 +162,63 @@ def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
         server.process.wait(PATIENCE)
         asked.exception()  # it may have ended before it could answer
     assert kernels() == [], server.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["rm", "count", "memory"])
+def test_what_a_killed_server_has_left_is_saved_before_it_ends(
+    make_server: StartServer, folder: Path, who: str
+) -> None:
+    """A server is killed, so nobody saves what a cell has written since. `rm --left`, or a server
+    for another folder that is stopped and may leave no kernel, or no memory, ends that sandbox: its
+    files are saved first."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("open('kept.txt', 'w').write('kept')")
+    server.end(signal.SIGKILL)
+    [name] = kernels()
+    assert "1 sandbox waits" in command("run", "--", "true").stderr
+    if who == "rm":
+        assert command("rm", "--left").stdout == f"{name}\n"
+    else:
+        (folder / "other").mkdir()
+        bound = {"count": "max_left=0", "memory": "max_left_mib=1"}[who]
+        other = JupyterServer(folder, folder / "other", f"--SandboxServer.{bound}")
+        other.start("--SandboxServer.adopt=False")
+        assert "1 sandbox waits" in other.log
+        other.end(signal.SIGTERM)
+        assert f"Sandbox {name}, which an earlier server has left, ends" in other.log
+    assert kernels() == []
+    latest = Store.open().latest(name_for_notebook(str(server.root / "n.ipynb")))
+    assert latest is not None
+    assert latest.files == 1
+
+
+@pytest.mark.slow
+def test_what_cannot_be_saved_is_not_ended(make_server: StartServer, folder: Path) -> None:
+    """The store's disk is full, or it is not there: `rm --left` leaves the sandbox, and says how to
+    end it all the same."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("open('kept.txt', 'w').write('kept')")
+    server.end(signal.SIGKILL)
+    [name] = kernels()
+    store = folder / "data" / "store"
+    store.rename(folder / "away")
+    store.touch()
+    refused = subprocess.run(
+        [sys.executable, "-I", "-m", "sandbox_kernel", "rm", "--left"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert f"`sandbox-kernel rm --force {name}`" in refused.stderr
+    assert kernels() == [name]
+    assert command("rm", "--left", "--force").stdout == f"{name}\n"
+    assert kernels() == []

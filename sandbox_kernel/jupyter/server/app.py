@@ -160,6 +160,8 @@ class SandboxServer(ExtensionApp):
         )
         if self.adopt:
             self._adopt_now_or_soon(app.io_loop)
+        else:
+            self._tell_left()
 
     def _allow_only_sandboxes(self, here: bool) -> None:
         if not here:
@@ -194,11 +196,9 @@ class SandboxServer(ExtensionApp):
             outcomes = await adopter.adopt_all()
         except (SandboxError, OSError) as error:
             self.log.error("No kernel of an earlier server could be adopted: %s", error)
-            return
+            outcomes = []
         self.outcomes += outcomes
-        waiting = len(all_left(backend_names()))
-        if waiting:
-            self.log.warning("%s", in_words(waiting))
+        self._tell_left()
         for outcome in outcomes:
             if outcome.adopted:
                 self.log.info("Adopted kernel %s in sandbox %s", outcome.kernel_id, outcome.sandbox)
@@ -208,6 +208,11 @@ class SandboxServer(ExtensionApp):
                     *(outcome.kernel_id, outcome.sandbox, outcome.backend, outcome.reason),
                 )
 
+    def _tell_left(self) -> None:
+        waiting = len(all_left(backend_names()))
+        if waiting:
+            self.log.warning("%s", in_words(waiting))
+
     async def stop_extension(self) -> None:
         """Called by the server before it shuts all kernels down; a second time if it is told to
         end while it does that."""
@@ -216,13 +221,14 @@ class SandboxServer(ExtensionApp):
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        if self._saver is not None:
-            await self._saver.finish()
-        farewell = Farewell(self.manager, self.log, self._used)
-        policy, ids = self.on_shutdown, list(self._kept)
+        policy = self.on_shutdown
         if policy == "auto":
             by_signal = self._stopped is not None and self._stopped.by_signal
             policy = "leave" if by_signal else "delete"
+        if self._saver is not None:
+            await self._saver.finish()
+        farewell = Farewell(self.manager, self.log, self._used)
+        ids = list(self._kept)
         left: list[str] = []
         if policy != "delete":
             left, ids = await farewell.choose(ids, Bounds.of(self.max_left, self.max_left_mib))

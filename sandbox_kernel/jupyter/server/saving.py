@@ -215,6 +215,7 @@ class Saver:
         )
         if provisioner.kernel is not None:
             provisioner.kernel.note(notebook=notebook)
+            provisioner.note_files()
         self._changed(kernel_id)
 
     def _on_host(self, path: str) -> str:
