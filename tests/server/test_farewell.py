@@ -146,10 +146,12 @@ def test_a_server_in_a_program_takes_its_kernels_along(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
-    """`jupyter server stop` sends SIGTERM to a server that takes more than five seconds to end. By
-    then the kernels are being ended, and that is carried through."""
+    """`jupyter server stop` sends SIGTERM to a server that takes more than five seconds to end,
+    because a save is under way, or a kernel does not want to end. It has been asked to end by then,
+    and that is carried through."""
     tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
-    tab.run("x = 1")
+    tab.run("import os; open('large', 'wb').write(os.urandom(2**29)); None")
+    server.notebook("n.ipynb")
     cell = tab.begin(STUBBORN)
     while "begun" not in tab.text(cell):
         tab.read()
