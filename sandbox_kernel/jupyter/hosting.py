@@ -226,8 +226,11 @@ def guest_connection(connection: Mapping[str, Any]) -> dict[str, Any]:
 def _end_ours() -> None:
     """At exit: a kernel that nobody has shut down ends with its process, as a local one does. One
     with a saved workspace is saved first, which takes as long as it goes on."""
+    # A second Ctrl-C would leave behind what is being ended; SIGTERM still ends this process.
+    if (_ours or _making) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _making:
-        background.submit(_give_up_making()).result(EXIT_TIMEOUT)
+        background.submit(_give_up_making()).result()
     if not _ours:
         return
 
@@ -244,16 +247,20 @@ def _end_ours() -> None:
     others = [kernel for kernel in _ours.values() if kernel.ending is None]
     ended = background.submit(remove_all(others))
     saved = background.submit(remove_all(saving))
-    ended.result(EXIT_TIMEOUT)
-    saved.result()  # each step of it has a limit
+    try:
+        ended.result(EXIT_TIMEOUT)
+    finally:
+        saved.result()  # each step of it has a limit
 
 
 async def _give_up_making() -> None:
     making = list(_making)
     for task in making:
         task.cancel()
-    if making:
-        await asyncio.wait(making)
+    if making and (await asyncio.wait(making, timeout=EXIT_TIMEOUT))[1]:
+        logging.getLogger("sandbox_kernel").warning(
+            "A sandbox that was being made may be left; `sandbox-kernel ps` lists it."
+        )
 
 
 def end_in_order() -> None:

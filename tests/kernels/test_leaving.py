@@ -129,6 +129,33 @@ def test_a_process_that_is_told_to_end_takes_its_kernels_along(folder: Path, whe
     assert not list((folder / "data" / "sandboxes").iterdir())
 
 
+IMPATIENT = """
+import os, signal
+from jupyter_client import KernelManager
+from sandbox_kernel.kernels import SandboxedKernel
+
+usual = SandboxedKernel.leave
+
+async def leave(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    await usual(self)
+
+SandboxedKernel.leave = leave
+KernelManager(kernel_name="sandbox").start_kernel()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_second_interrupt_leaves_nothing_either(folder: Path) -> None:
+    """Somebody ends a program with Ctrl-C, and presses it again while its sandboxes are ended."""
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPATIENT], timeout=PATIENCE, check=False, capture_output=True
+    )
+    assert b"atexit" not in ended.stderr
+    assert jail_processes(folder) == []
+    assert Records().list("local") == []
+
+
 def test_a_used_kernel_gets_its_lease_in_the_end(
     start_kernel: KernelStarter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

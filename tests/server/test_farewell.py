@@ -84,18 +84,23 @@ def test_who_asks_a_server_to_end_means_its_kernels(
 
 @pytest.mark.slow
 def test_what_a_stopped_service_leaves(make_server: StartServer) -> None:
-    """SIGTERM, as a service manager sends it. Of three kernels, one has run no cell and ends, and
-    one ends because no more than one may wait, and it has been idle for longer. Of the one that is
-    left the next command says a word, and ends it."""
+    """SIGTERM, as a service manager sends it. Of three kernels, one has run no cell, though a tab
+    is open and has asked for its name, and ends; and one ends because no more than one may wait,
+    and it has been idle for longer. Of the one that is left the next command says a word, and ends
+    it."""
     server = make_server("--SandboxServer.max_left=1")
     server.start()
-    server.session("unused.ipynb")
+    unused = Tab(server, server.session("unused.ipynb")["kernel"]["id"])
+    asked = unused.send("kernel_info_request", {})
+    while unused.read()["parent"] != asked:
+        pass
     for name in ("earlier.ipynb", "later.ipynb"):
         tab = Tab(server, server.session(name)["kernel"]["id"])
         tab.run("x = 1")
     last = kernels()[-1]
     server.end(signal.SIGTERM)
     assert kernels() == [last], server.log
+    assert server.log.count("it has been idle for longest") == 1
     assert "it has been idle for longest" in server.log
     said = command("ps")
     assert "sandbox-kernel rm --left" in said.stderr
