@@ -15,7 +15,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import unsaved as notes
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, WorkspaceError
@@ -199,13 +199,14 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
         await client.remove(unsaved.sandbox)
 
 
-def note_files(
-    kernel: SandboxedKernel, workspace: KernelWorkspace | None, kernel_name: str
-) -> None:
-    """Put down where a kernel's files are saved, for who ends its sandbox when this process has
-    gone (``end_left``)."""
-    if workspace is not None:
-        kernel.note(**{notes.IN_USE: asdict(make_note(kernel.handle, workspace, kernel_name, ""))})
+def facts_of(
+    handle: SandboxHandle, workspace: KernelWorkspace | None, kernel_name: str
+) -> dict[str, Any]:
+    """For a record's ``kernel``: where the files are saved, for who ends the sandbox when this
+    process has gone (``end_left``)."""
+    if workspace is None:
+        return {}
+    return {notes.IN_USE: asdict(make_note(handle, workspace, kernel_name, ""))}
 
 
 async def end_left(record: Record, log: Log) -> None:

@@ -351,9 +351,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             warm=configuration.warm_start,
         )
         accompany(kernel, configuration, self.connection_info)
-        if notebook := workspaces.notebook_of(self.saved_workspace, env):
-            kernel.note(notebook=notebook)
-        self.note_files()
+        self.note_files(workspaces.notebook_of(self.saved_workspace, env))
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -488,10 +486,14 @@ class SandboxProvisioner(KernelProvisionerBase):
         )
         return not self._unsaved
 
-    def note_files(self) -> None:
-        """Put down in the sandbox's record where its files are saved now."""
+    def note_files(self, notebook: str) -> None:
+        """Put down in the sandbox's record which notebook it belongs to now, if any, and where its
+        files are saved."""
         if self._kernel is not None:
-            keeping.note_files(self._kernel, self.saved_workspace, self._kernel_name)
+            handle, facts = self._kernel.handle, {"notebook": notebook} if notebook else {}
+            facts |= keeping.facts_of(handle, self.saved_workspace, self._kernel_name)
+            if facts:
+                self._kernel.note(**facts)
 
     def _watch_over(self, kernel: SandboxedKernel) -> None:
         """The kernel's files are saved before it is paused, and when the process exits."""
