@@ -112,7 +112,7 @@ class KernelLaunchFailed(KernelError):
 
 
 class KernelProgramMissing(KernelLaunchFailed, FileNotFoundError):
-    """The kernel's program is not there; clients of a local kernel know that as this error."""
+    """The kernel's program is not there: clients of local kernels know this error."""
 
 
 class KernelDied(KernelError):
