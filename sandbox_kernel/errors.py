@@ -17,6 +17,7 @@
     |   +-- InternalError         a mistake in sandbox-kernel itself, not in the sandbox
     +-- KernelError
     |   +-- KernelLaunchFailed    the kernel process could not be started
+    |   |   +-- KernelProgramMissing  its program is not there (also a FileNotFoundError)
     |   +-- KernelDied            the kernel process ended by itself
     +-- WorkspaceError
         +-- WorkspaceNotFound     no workspace or save of that name
@@ -108,6 +109,10 @@ class KernelError(SandboxError):
 
 class KernelLaunchFailed(KernelError):
     """The kernel process could not be started."""
+
+
+class KernelProgramMissing(KernelLaunchFailed, FileNotFoundError):
+    """The kernel's program is not there: clients of local kernels know this error."""
 
 
 class KernelDied(KernelError):

@@ -330,7 +330,8 @@ class SandboxedKernel:
     async def pause(self) -> bool:
         """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
         ``resume``. False, and nothing is frozen, if a client has sent something while the files
-        were saved. For backends with the capability ``pause``."""
+        were saved, or what the kernel has not got yet. For backends with the capability
+        ``pause``."""
         if self.tunnel.paused:
             return True
         if self.before_pause is not None:
@@ -338,6 +339,8 @@ class SandboxedKernel:
             self._saved = await self.before_pause()
             if self.tunnel.last_input != last_input:
                 return False
+        if self.tunnel.has_undelivered_input():
+            return False  # the link is down: it would wait until somebody sends something else
         self.tunnel.sleep()
         try:
             await self.handle.pause()

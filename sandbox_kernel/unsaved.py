@@ -16,6 +16,8 @@ from sandbox_kernel.errors import SandboxNotFound
 from sandbox_kernel.records import Record, Records
 
 KEY = "unsaved"
+IN_USE = "files"
+"""Where the files belong of a sandbox that is in use, for the case that its process is killed."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class Unsaved:
 _FIELDS = {f.name for f in fields(Unsaved)} - {"backend", "sandbox", "elsewhere"}
 
 
-def unsaved_in(record: Record) -> Unsaved | None:
+def unsaved_in(record: Record, key: str = KEY) -> Unsaved | None:
     """What a record says; None if all is saved, as far as is known."""
-    found = record.kernel.get(KEY)
+    found = record.kernel.get(key)
     if not isinstance(found, dict) or not isinstance(found.get("workspace"), dict):
         return None
     known = {key: value for key, value in found.items() if key in _FIELDS}

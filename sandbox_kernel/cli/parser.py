@@ -181,9 +181,7 @@ def add_command(
     )
     made.set_defaults(run=run, parser=made, takes_command=takes_command, bare=bare)
     # Whose output a person reads also tells what has been left waiting.
-    made.set_defaults(
-        reads_settings=False, tells_left=name not in ("completion", "launch", "rm", "run")
-    )
+    made.set_defaults(reads_settings=False, tells_left=name not in ("completion", "rm"))
     return made
 
 

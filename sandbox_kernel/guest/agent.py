@@ -374,7 +374,7 @@ class Agent:
 
         def done(failure: Optional[LaunchError]) -> None:
             if failure is not None:
-                return later.fail(CallError("launch", str(failure)))
+                return later.fail(CallError(failure.kind, str(failure)))
             later.finish(self.kernel.status())
             self._launched_at = self.loop.time()
             self._listeners.launched()

@@ -34,7 +34,12 @@ Address = Union[str, "tuple[str, int]"]
 
 
 class LaunchError(Exception):
-    """The kernel could not be started; the message says why."""
+    """The kernel could not be started; the message says why, and ``kind`` whether its program is
+    ``missing``."""
+
+    def __init__(self, message: str, kind: str = "launch") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Log:
@@ -171,7 +176,8 @@ class Kernel:
                 )
             except (OSError, ValueError, IndexError) as error:
                 os.close(read)
-                return done(LaunchError("%s: %s" % (" ".join(command[:1]), error)))
+                kind = "missing" if isinstance(error, FileNotFoundError) else "launch"
+                return done(LaunchError("%s: %s" % (" ".join(command[:1]), error), kind))
             finally:
                 os.close(write)
                 os.close(null)

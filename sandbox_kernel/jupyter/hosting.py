@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,12 +44,26 @@ _ENDPOINTS_GRACE = 60.0
 
 _ours: dict[str, SandboxedKernel] = {}
 """Sandboxes that this process must end when it exits."""
+_making: set[asyncio.Task[Any]] = set()
+"""What makes sandboxes now; cancelled, it leaves none."""
 
 
 async def create_kernel(
     configuration: KernelConfiguration, argv: Sequence[str], log: Log
 ) -> SandboxedKernel:
     """A new sandbox for a kernel with this command line. Runs on the background loop."""
+    task = asyncio.current_task()
+    assert task is not None
+    _making.add(task)
+    try:
+        return await _create_kernel(configuration, argv, log)
+    finally:
+        _making.discard(task)
+
+
+async def _create_kernel(
+    configuration: KernelConfiguration, argv: Sequence[str], log: Log
+) -> SandboxedKernel:
     client = load_backend(configuration.backend)
     spec = configuration.spec
     check_pausing(configuration, client)
@@ -236,6 +251,11 @@ def guest_connection(connection: Mapping[str, Any]) -> dict[str, Any]:
 def _end_ours() -> None:
     """At exit: a kernel that nobody has shut down ends with its process, as a local one does. One
     with a saved workspace is saved first, which takes as long as it goes on."""
+    # A second Ctrl-C would leave behind what is being ended; SIGTERM still ends this process.
+    if (_ours or _making) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _making:
+        background.submit(_give_up_making()).result()
     if not _ours:
         return
 
@@ -252,8 +272,34 @@ def _end_ours() -> None:
     others = [kernel for kernel in _ours.values() if kernel.ending is None]
     ended = background.submit(remove_all(others))
     saved = background.submit(remove_all(saving))
-    ended.result(EXIT_TIMEOUT)
-    saved.result()  # each step of it has a limit
+    try:
+        ended.result(EXIT_TIMEOUT)
+    finally:
+        saved.result()  # each step of it has a limit
+
+
+async def _give_up_making() -> None:
+    making = list(_making)
+    for task in making:
+        task.cancel()
+    if making and (await asyncio.wait(making, timeout=EXIT_TIMEOUT))[1]:
+        logging.getLogger("sandbox_kernel").warning(
+            "A sandbox that was being made may be left; `sandbox-kernel ps` lists it."
+        )
+
+
+def end_in_order() -> None:
+    """Python does nothing at exit if SIGTERM ends it, and a local kernel ends with its process
+    then, too: so such a process, unless it has plans of its own for this signal, exits instead. To
+    be called before a sandbox is made; a second signal ends the process at once."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_DFL)
+    raise SystemExit(128 + signum)
 
 
 async def _end(kernel: SandboxedKernel) -> None:
@@ -265,6 +311,9 @@ async def _end(kernel: SandboxedKernel) -> None:
 
 def _after_fork_in_child() -> None:
     _ours.clear()
+    _making.clear()
+    if signal.getsignal(signal.SIGTERM) is _exit:  # the child has nothing to end
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     forget_all()
 
 

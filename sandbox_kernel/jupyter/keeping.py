@@ -20,10 +20,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import unsaved as notes
-from sandbox_kernel.errors import SandboxError, SandboxGone, WorkspaceError
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, WorkspaceError
 from sandbox_kernel.jupyter import hosting, workspaces
 from sandbox_kernel.jupyter.workspaces import KernelWorkspace
 from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
 from sandbox_kernel.sandboxes.processes import ProcessId
@@ -247,6 +248,35 @@ async def _when_given_up(unsaved: Unsaved) -> Unsaved | None:
         await asyncio.sleep(_LOOK)
         now = notes.current(unsaved)
     return now
+
+
+def facts_of(
+    handle: SandboxHandle, workspace: KernelWorkspace | None, kernel_name: str
+) -> dict[str, Any]:
+    """For a record's ``kernel``: where the files are saved, for who ends the sandbox when this
+    process has gone (``end_left``)."""
+    if workspace is None:
+        return {}
+    return {notes.IN_USE: asdict(make_note(handle, workspace, kernel_name, ""))}
+
+
+async def end_left(record: Record, log: Log) -> None:
+    """End a sandbox that nobody uses any more, its files saved first: a process that was killed
+    could not do that. WorkspaceError if they cannot be saved; then it stays. On the background
+    loop."""
+    unsaved = notes.unsaved_in(record, notes.IN_USE)
+    if unsaved is None:
+        return await load_backend(record.backend).remove(record.name)
+    try:
+        store = await asyncio.to_thread(workspaces.open_store, unsaved.store)
+        await save_again(unsaved, log, store)
+    except SandboxNotFound:
+        return  # somebody else has removed it
+    except (SandboxError, OSError) as error:
+        raise WorkspaceError(
+            f"Sandbox {record.name!r} stays, because its files cannot be saved in workspace "
+            f"{unsaved.name!r}: {error} `sandbox-kernel rm --force {record.name}` gives them up."
+        ) from error
 
 
 @asynccontextmanager

@@ -231,6 +231,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         extra_arguments = kwargs.pop("extra_arguments", [])
         encryption = kwargs.pop("transport_encryption", None)
         manager = self.parent
+        hosting.end_in_order()
         if manager is None:
             command = [*self.kernel_spec.argv, *extra_arguments]
         else:
@@ -352,8 +353,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             warm=configuration.warm_start,
         )
         accompany(kernel, configuration, self.connection_info)
-        if notebook := workspaces.notebook_of(self.saved_workspace, env):
-            kernel.note(notebook=notebook)
+        self.note_files(workspaces.notebook_of(self.saved_workspace, env))
 
     def _guest_command(self, cmd: list[str]) -> list[str]:
         """The connection file has another path in the sandbox, which only the agent knows."""
@@ -487,6 +487,15 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._kernel, self.saved_workspace, self._kernel_name, self.log
         )
         return not self._unsaved
+
+    def note_files(self, notebook: str) -> None:
+        """Put down in the sandbox's record which notebook it belongs to now, if any, and where its
+        files are saved."""
+        if self._kernel is not None:
+            handle, facts = self._kernel.handle, {"notebook": notebook} if notebook else {}
+            facts |= keeping.facts_of(handle, self.saved_workspace, self._kernel_name)
+            if facts:
+                self._kernel.note(**facts)
 
     def _watch_over(self, kernel: SandboxedKernel) -> None:
         """The kernel's files are saved before it is paused, and when the process exits."""

@@ -107,10 +107,10 @@ def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
     )
 
 
-def open_store() -> Store:
-    """The store of this process. Blocks; WorkspaceError if it cannot be used."""
+def open_store(url: str = "") -> Store:
+    """The store of this process, or another one. Blocks; WorkspaceError if it cannot be used."""
     return _store(
-        os.environ.get("SANDBOX_KERNEL_STORE", ""), os.environ.get("SANDBOX_KERNEL_DATA_DIR")
+        url or os.environ.get("SANDBOX_KERNEL_STORE", ""), os.environ.get("SANDBOX_KERNEL_DATA_DIR")
     )
 
 

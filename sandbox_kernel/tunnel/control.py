@@ -9,7 +9,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_kernel.errors import KernelLaunchFailed, SandboxError, SandboxTimeout
+from sandbox_kernel.errors import (
+    KernelLaunchFailed,
+    KernelProgramMissing,
+    SandboxError,
+    SandboxTimeout,
+)
 from sandbox_kernel.guest.control import LineReader
 from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.wire import WireError
@@ -23,6 +28,10 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 _SPARE, _SPARE_A_SECOND = 4096, 10.0
 """Messages that nobody has asked for (events, answers to calls that were given up) which an agent
 may send at once, and as time goes by."""
+_ERRORS: dict[str, type[SandboxError]] = {
+    "launch": KernelLaunchFailed,
+    "missing": KernelProgramMissing,
+}
 
 
 class ControlClient:
@@ -106,7 +115,7 @@ class ControlClient:
         if error is None:
             future.set_result(message["result"])
         else:
-            kind = KernelLaunchFailed if error["kind"] == "launch" else SandboxError
+            kind = _ERRORS.get(error["kind"], SandboxError)
             future.set_exception(
                 kind(f"In sandbox {self._sandbox!r}: {printable(str(error['message'])[:2000])}")
             )

@@ -311,14 +311,14 @@ class Tunnel:
     def _notice_pause(self, error: SandboxPaused) -> None:
         self.paused = True
         self._delay = 0.0
-        if self._wanted_at > self._peer.session.last_heard or self._has_undelivered_input():
+        if self._wanted_at > self._peer.session.last_heard or self.has_undelivered_input():
             self._log.info("%s It is resumed: a client has sent something meanwhile.", error)
             self._wanted.set()
         else:
             self._log.info("%s Its kernel waits.", error)
             self._wanted.clear()
 
-    def _has_undelivered_input(self) -> bool:
+    def has_undelivered_input(self) -> bool:
         """Has somebody sent what the agent may not have got, heartbeats aside?"""
         heartbeats: set[object] = set()
         for endpoint in self._endpoints:

@@ -266,6 +266,35 @@ def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Ba
         execute(client, "x")
 
 
+def test_a_cell_that_waits_for_a_link_keeps_the_sandbox_from_being_paused(
+    backend: Backend,
+) -> None:
+    """The link is down when a cell is sent, and the kernel, idle for all that is known, is to be
+    paused. It is not, and the cell runs as soon as there is a link again."""
+    with kernel() as (manager, client):
+        running = sandboxed(manager)
+        execute(client, "x = 'kept'")
+
+        async def break_link() -> asyncio.Event:
+            gate, ask = asyncio.Event(), running.handle.open_stream
+
+            async def later(*args: Any, **options: Any) -> Any:
+                await gate.wait()
+                return await ask(*args, **options)
+
+            running.handle.open_stream = later  # type: ignore[method-assign]
+            running.tunnel.cut()
+            return gate
+
+        gate = finish(break_link())
+        sent = client.execute("print(x)")
+        time.sleep(0.2)  # it is with the tunnel
+        assert finish(running.pause()) is False
+        background.background_loop().call_soon_threadsafe(gate.set)
+        reply = client.get_shell_msg(timeout=LIMIT)
+        assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (sent, "ok")
+
+
 def test_files_of_a_kernel_that_was_paused_from_elsewhere_are_saved_at_its_end(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -312,20 +312,20 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("argv", "changes", "words"),
+    ("argv", "changes", "kind", "words"),
     [
-        (["/does/not/exist"], {}, "/does/not/exist"),
-        (["sleep", "1"], {"cwd": "/does/not/exist"}, "/does/not/exist"),
-        (["sl\0eep"], {}, "null byte"),
+        (["/does/not/exist"], {}, "missing", "/does/not/exist"),
+        (["sleep", "1"], {"cwd": "/does/not/exist"}, "missing", "/does/not/exist"),
+        (["sl\0eep"], {}, "launch", "null byte"),
     ],
 )
 def test_a_kernel_that_cannot_be_started(
-    host: Host, argv: list[str], changes: dict[str, str], words: str
+    host: Host, argv: list[str], changes: dict[str, str], kind: str, words: str
 ) -> None:
     """The reason comes back, and the next launch may succeed."""
     with pytest.raises(CallFailed, match=words) as caught:
         host.launch(*argv, **changes)
-    assert caught.value.kind == "launch"
+    assert caught.value.kind == kind
     assert host.call("status")["running"] is False
     assert host.launch()["running"]
 

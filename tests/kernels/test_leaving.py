@@ -84,6 +84,78 @@ def test_a_process_that_is_killed_leaves_no_kernel_that_nobody_has_used(folder: 
     forget_endpoints(folder)
 
 
+TERMINATED = """
+import os, signal, sys, threading
+from jupyter_client import KernelManager
+from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.kernels import SandboxedKernel
+
+def now():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+usual_create, usual_launch = LocalClient._wait_for_jail, SandboxedKernel.launch
+
+async def create(self, *args):
+    made = await usual_create(self, *args)
+    if sys.argv[1] == "making": now()
+    return made
+
+async def launch(self, *args, **kwargs):
+    if sys.argv[1] == "launching": now()
+    return await usual_launch(self, *args, **kwargs)
+
+LocalClient._wait_for_jail, SandboxedKernel.launch = create, launch
+manager = KernelManager(kernel_name="sandbox")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=60)
+now()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("when", ["making", "launching", "used"])
+def test_a_process_that_is_told_to_end_takes_its_kernels_along(folder: Path, when: str) -> None:
+    """A program that does nothing about SIGTERM gets one: while its sandbox is being made, while
+    its kernel starts, as `jupyter kernel` does that is stopped at once, or later. A local kernel
+    would end by itself then; of a sandbox nothing is left, neither processes nor folders."""
+    ended = subprocess.run(
+        [sys.executable, "-c", TERMINATED, when], timeout=PATIENCE, check=False, capture_output=True
+    )
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    assert jail_processes(folder) == []
+    assert Records().list("local") == []
+    assert not list((folder / "data" / "sandboxes").iterdir())
+
+
+IMPATIENT = """
+import os, signal
+from jupyter_client import KernelManager
+from sandbox_kernel.kernels import SandboxedKernel
+
+usual = SandboxedKernel.leave
+
+async def leave(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    await usual(self)
+
+SandboxedKernel.leave = leave
+KernelManager(kernel_name="sandbox").start_kernel()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_second_interrupt_leaves_nothing_either(folder: Path) -> None:
+    """Somebody ends a program with Ctrl-C, and presses it again while its sandboxes are ended."""
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPATIENT], timeout=PATIENCE, check=False, capture_output=True
+    )
+    assert b"atexit" not in ended.stderr
+    assert jail_processes(folder) == []
+    assert Records().list("local") == []
+
+
 def test_a_used_kernel_gets_its_lease_in_the_end(
     start_kernel: KernelStarter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

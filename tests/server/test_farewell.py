@@ -84,18 +84,23 @@ def test_who_asks_a_server_to_end_means_its_kernels(
 
 @pytest.mark.slow
 def test_what_a_stopped_service_leaves(make_server: StartServer) -> None:
-    """SIGTERM, as a service manager sends it. Of three kernels, one has run no cell and ends, and
-    one ends because no more than one may wait, and it has been idle for longer. Of the one that is
-    left the next command says a word, and ends it."""
+    """SIGTERM, as a service manager sends it. Of three kernels, one has run no cell, though a tab
+    is open and has asked for its name, and ends; and one ends because no more than one may wait,
+    and it has been idle for longer. Of the one that is left the next command says a word, and ends
+    it."""
     server = make_server("--SandboxServer.max_left=1")
     server.start()
-    server.session("unused.ipynb")
+    unused = Tab(server, server.session("unused.ipynb")["kernel"]["id"])
+    asked = unused.send("kernel_info_request", {})
+    while unused.read()["parent"] != asked:
+        pass
     for name in ("earlier.ipynb", "later.ipynb"):
         tab = Tab(server, server.session(name)["kernel"]["id"])
         tab.run("x = 1")
     last = kernels()[-1]
     server.end(signal.SIGTERM)
     assert kernels() == [last], server.log
+    assert server.log.count("it has been idle for longest") == 1
     assert "it has been idle for longest" in server.log
     said = command("ps")
     assert "sandbox-kernel rm --left" in said.stderr
@@ -146,10 +151,12 @@ def test_a_server_in_a_program_takes_its_kernels_along(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
-    """`jupyter server stop` sends SIGTERM to a server that takes more than five seconds to end. By
-    then the kernels are being ended, and that is carried through."""
+    """`jupyter server stop` sends SIGTERM to a server that takes more than five seconds to end,
+    because a save is under way, or a kernel does not want to end. It has been asked to end by then,
+    and that is carried through."""
     tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
-    tab.run("x = 1")
+    tab.run("import os; open('large', 'wb').write(os.urandom(2**29)); None")
+    server.notebook("n.ipynb")
     cell = tab.begin(STUBBORN)
     while "begun" not in tab.text(cell):
         tab.read()
@@ -162,3 +169,63 @@ def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
         server.process.wait(PATIENCE)
         asked.exception()  # it may have ended before it could answer
     assert kernels() == [], server.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["rm", "count", "memory"])
+def test_what_a_killed_server_has_left_is_saved_before_it_ends(
+    make_server: StartServer, folder: Path, who: str
+) -> None:
+    """A server is killed, so nobody saves what a cell has written since. `rm --left`, or a server
+    for another folder that is stopped and may leave no kernel, or no memory, ends that sandbox: its
+    files are saved first."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("open('kept.txt', 'w').write('kept')")
+    server.end(signal.SIGKILL)
+    [name] = kernels()
+    assert "1 sandbox waits" in command("run", "--", "true").stderr
+    if who == "rm":
+        assert command("rm", "--left").stdout == f"{name}\n"
+    else:
+        (folder / "other").mkdir()
+        bound = {"count": "max_left=0", "memory": "max_left_mib=1"}[who]
+        other = JupyterServer(folder, folder / "other", f"--SandboxServer.{bound}")
+        other.start("--SandboxServer.adopt=False")
+        assert "1 sandbox waits" in other.log
+        other.end(signal.SIGTERM)
+        assert f"Sandbox {name}, which an earlier server has left, ends" in other.log
+    assert kernels() == []
+    latest = Store.open().latest(name_for_notebook(str(server.root / "n.ipynb")))
+    assert latest is not None
+    assert latest.files == 1
+
+
+@pytest.mark.slow
+def test_what_cannot_be_saved_is_not_ended(make_server: StartServer, folder: Path) -> None:
+    """The store's disk is full, or it is not there: `rm --left` leaves the sandbox, and says how to
+    end it all the same."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("open('kept.txt', 'w').write('kept')")
+    server.end(signal.SIGKILL)
+    [name] = kernels()
+    store = folder / "data" / "store"
+    store.rename(folder / "away")
+    store.touch()
+    refused = subprocess.run(
+        [sys.executable, "-I", "-m", "sandbox_kernel", "rm", "--left"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert f"`sandbox-kernel rm --force {name}`" in refused.stderr
+    assert kernels() == [name]
+    assert command("rm", "--left", "--force").stdout == f"{name}\n"
+    assert kernels() == []

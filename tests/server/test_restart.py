@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
 from tests.kernels.conftest import KernelStarter
 from tests.kernels.live import wait_until
+from tests.kernels.test_processes import attach
 
 from .conftest import StartServer
 from .running import JupyterServer, Tab
@@ -203,6 +205,27 @@ def test_what_has_the_name_only_is_not_adopted(server: JupyterServer, folder: Pa
         assert "has its name" in reports[kernel]
         assert reports["away"] == "it belongs to the host other-host"
         assert (folder / "data" / "servers" / "away.json").exists()
+        assert live.ok("x").value == "1"
+    finally:
+        starter.shut_down()
+
+
+@pytest.mark.slow
+def test_what_another_process_uses_is_not_adopted(server: JupyterServer, folder: Path) -> None:
+    """After a crash of the server somebody goes on with its kernel in a script. The next server
+    leaves it to that."""
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("x = 1")
+    server.end(signal.SIGKILL)
+    [kept] = (folder / "data" / "servers").glob("*.json")
+    starter = KernelStarter()
+    try:
+        live = attach(starter, json.loads(kept.read_text())["provisioner"])
+        assert live.ok("x").value == "1"
+        server.start()
+        [report] = server.get("/sandbox-kernel/api/adoption")
+        assert report["reason"] == f"process {os.getpid()} has taken it over, and uses it"
+        assert server.get("/api/kernels") == []
         assert live.ok("x").value == "1"
     finally:
         starter.shut_down()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import sys
+from collections.abc import Mapping
 from functools import partial
 
 from sandbox_kernel.cli import foreground
@@ -13,7 +15,7 @@ from sandbox_kernel.cli.find import Found, sandbox, survey
 from sandbox_kernel.cli.parser import SANDBOX_HELP, Commands, add_command, add_which_backend
 from sandbox_kernel.cli.text import note
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
-from sandbox_kernel.records import Records
+from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.left import all_left
 from sandbox_kernel.unsaved import Unsaved, unsaved_in
@@ -45,7 +47,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--left",
         action="store_true",
-        help="those that wait for a server that was stopped, or a process that was killed",
+        help="those that wait for a server that was stopped, or a process that was killed, when "
+        "their files are saved",
     )
     add_which_backend(parser)
 
@@ -55,8 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("name the sandboxes to remove, or say --all or --left")
     if arguments.left:
         backends = [arguments.backend] if arguments.backend else backend_names()
-        left: list[tuple[str, str | None]] = [(r.name, r.backend) for r in all_left(backends)]
-        return _remove_each(left, force=arguments.force)
+        left: dict[tuple[str, str | None], Record] = {
+            (record.name, record.backend): record for record in all_left(backends)
+        }
+        if arguments.force:
+            return _remove_each(list(left), force=True)
+        return each(left, partial(_end_left, left))
     if not arguments.all:
         return _remove_each(named(arguments), force=arguments.force)
     found = [
@@ -90,6 +97,14 @@ def _confirmed(doomed: list[Found]) -> bool:
 
 def _remove_each(sandboxes: list[tuple[str, str | None]], *, force: bool) -> int:
     return each(sandboxes, partial(_remove, force=force), absent="Nothing to remove.")
+
+
+async def _end_left(
+    records: Mapping[tuple[str, str | None], Record], name: str, backend: str | None
+) -> None:
+    from sandbox_kernel.jupyter.keeping import end_left
+
+    await end_left(records[name, backend], logging.getLogger("sandbox_kernel"))
 
 
 async def _remove(name: str, backend: str | None, *, force: bool) -> None:

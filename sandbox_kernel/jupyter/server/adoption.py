@@ -21,6 +21,7 @@ from sandbox_kernel.jupyter.server.claims import known_servers, taking_over
 from sandbox_kernel.jupyter.server.kept import KeptKernel, all_kept
 from sandbox_kernel.jupyter.server.replay import Outlet, last_state, protocol_version
 from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.left import user_of
 from sandbox_kernel.tunnel.background import run
 
 MAX_RECORDING = 256 * 2**20
@@ -82,10 +83,12 @@ class Adopter:
 
     async def _outcome(self, kept: KeptKernel) -> Outcome:
         try:
-            Records().load(kept.backend, kept.sandbox)
+            record = Records().load(kept.backend, kept.sandbox)
         except SandboxError as error:
             kept.forget()
             return _refused(kept, str(error))
+        if record.id == kept.provisioner.get("sandbox_id") and (user := user_of(record)):
+            return _refused(kept, f"process {user} has taken it over, and uses it")
         if kept.root_dir != self._app.root_dir:
             return _refused(
                 kept,

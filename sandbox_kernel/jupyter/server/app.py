@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from jupyter_client.session import DELIM
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.utils import ApiPath, ensure_async, to_os_path
@@ -104,8 +105,9 @@ class SandboxServer(ExtensionApp):
         self._outlets: dict[str, Outlet] = {}
         self._given_up: set[str] = set()
         """Kernels that could not be restarted, which has been said."""
-        self._quiet_since: WeakKeyDictionary[Any, datetime] = WeakKeyDictionary()
-        """When the server began to listen to a kernel, by its manager."""
+        self._watched: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        """Managers of the kernels that the server listens to, and whether somebody has asked such a
+        kernel for more than its name."""
         self._stopped: Stopped | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -160,6 +162,8 @@ class SandboxServer(ExtensionApp):
         )
         if self.adopt:
             self._adopt_now_or_soon(app.io_loop)
+        else:
+            self._tell_left()
 
     def _allow_only_sandboxes(self, here: bool) -> None:
         if not here:
@@ -194,11 +198,9 @@ class SandboxServer(ExtensionApp):
             outcomes = await adopter.adopt_all()
         except (SandboxError, OSError) as error:
             self.log.error("No kernel of an earlier server could be adopted: %s", error)
-            return
+            outcomes = []
         self.outcomes += outcomes
-        waiting = len(all_left(backend_names()))
-        if waiting:
-            self.log.warning("%s", in_words(waiting))
+        self._tell_left()
         for outcome in outcomes:
             if outcome.adopted:
                 self.log.info("Adopted kernel %s in sandbox %s", outcome.kernel_id, outcome.sandbox)
@@ -208,6 +210,11 @@ class SandboxServer(ExtensionApp):
                     *(outcome.kernel_id, outcome.sandbox, outcome.backend, outcome.reason),
                 )
 
+    def _tell_left(self) -> None:
+        waiting = len(all_left(backend_names()))
+        if waiting:
+            self.log.warning("%s", in_words(waiting))
+
     async def stop_extension(self) -> None:
         """Called by the server before it shuts all kernels down; a second time if it is told to
         end while it does that."""
@@ -216,13 +223,14 @@ class SandboxServer(ExtensionApp):
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        if self._saver is not None:
-            await self._saver.finish()
-        farewell = Farewell(self.manager, self.log, self._used)
-        policy, ids = self.on_shutdown, list(self._kept)
+        policy = self.on_shutdown
         if policy == "auto":
             by_signal = self._stopped is not None and self._stopped.by_signal
             policy = "leave" if by_signal else "delete"
+        if self._saver is not None:
+            await self._saver.finish()
+        farewell = Farewell(self.manager, self.log, self._used)
+        ids = list(self._kept)
         left: list[str] = []
         if policy != "delete":
             left, ids = await farewell.choose(ids, Bounds.of(self.max_left, self.max_left_mib))
@@ -401,27 +409,46 @@ class SandboxServer(ExtensionApp):
         return provisioner.kernel if isinstance(provisioner, SandboxProvisioner) else None
 
     def _follow_activity(self) -> None:
-        """The server notes the time of what it takes for activity. If that is still the moment in
-        which it began to listen, the kernel has been asked for nothing but its name. From that
-        moment on it also tells when it gives a kernel up."""
+        """Hear what the server hears of a kernel until somebody has used it; the server's own
+        ``last_activity`` is also changed by what a kernel says at its start. And be told when the
+        server gives a kernel up."""
         watch = self.manager.start_watching_activity
 
         def and_remember(kernel_id: str) -> None:
             watch(kernel_id)
             manager = self.manager._kernels[kernel_id]
-            known = manager in self._quiet_since  # it was restarted, on other ports
-            self._quiet_since[manager] = manager.last_activity
-            if isinstance(manager.provisioner, SandboxProvisioner) and not known:
+            if not isinstance(manager.provisioner, SandboxProvisioner):
+                return
+            if manager not in self._watched:  # else it was restarted, on other ports
                 manager.add_restart_callback(partial(self._forgotten, manager), "dead")
+            self._watched.setdefault(manager, False)
+            stream = manager._activity_stream
+            hear = stream._recv_callback
+
+            def and_note(frames: list[bytes]) -> None:
+                hear(frames)
+                self._watched[manager] = self._watched[manager] or self._asked_for(frames)
+
+            stream.on_recv(and_note)
 
         self.manager.start_watching_activity = and_remember
+
+    def _asked_for(self, frames: list[bytes]) -> bool:
+        """Whether a kernel says this because somebody has used it. It may be hostile: it can make
+        itself worth keeping, and nothing else."""
+        try:
+            parent = json.loads(frames[frames.index(DELIM) + 3])
+            kind = parent.get("msg_type")
+        except (ValueError, IndexError, AttributeError, RecursionError):
+            return False
+        return isinstance(kind, str) and bool(self.manager.track_message_type(kind))
 
     def _used(self, kernel_id: str) -> bool:
         """Whether a kernel has run a cell, as far as is known. An adopted one has."""
         if any(kernel_id == outcome.kernel_id for outcome in self.outcomes if outcome.adopted):
             return True
         manager = self.manager._kernels.get(kernel_id)
-        return manager is None or manager.last_activity != self._quiet_since.get(manager)
+        return manager is None or self._watched.get(manager, True)
 
     # --- workspaces
 

@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter import hosting, keeping
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
@@ -41,7 +41,8 @@ class Stopped:
         ):
 
             def noticed(signum: int, frame: Any) -> None:
-                self.by_signal = True
+                # `jupyter server stop` sends one to a server that takes long to end as asked.
+                self.by_signal = self.by_signal or not getattr(app, "_stopping", False)
                 handler(signum, frame)
 
             signal.signal(signal.SIGTERM, noticed)
@@ -69,7 +70,6 @@ class _Leaving:
     provisioner: SandboxProvisioner
     busy: bool
     last_activity: float
-    memory_mib: int = 0
 
 
 class Farewell:
@@ -109,16 +109,23 @@ class Farewell:
         found = [one for one in map(self._look, kernel_ids) if one is not None]
         unused = [one.kernel_id for one in found if not self._used(one.kernel_id)]
         waiting = [one for one in found if one.kernel_id not in unused]
-        await asyncio.gather(*(self._measure(one) for one in waiting))
         waiting.sort(key=lambda one: (one.busy, one.last_activity))
         earlier = all_left(backend_names())
-        memory = sum(one.memory_mib for one in waiting)
-        while earlier and len(waiting) + len(earlier) > bounds.count:
-            await self._remove(earlier.pop(0))
-        ended = []
-        while waiting and (len(waiting) > bounds.count or memory > bounds.memory_mib):
-            ended.append(waiting.pop(0))
-            memory -= ended[-1].memory_mib
+        theirs = await asyncio.gather(*(self._memory(r.backend, r.name) for r in earlier))
+        ours = await asyncio.gather(*(self._memory_of(one.provisioner) for one in waiting))
+        count, memory = len(earlier) + len(waiting), sum(theirs) + sum(ours)
+
+        def too_much() -> bool:
+            return count > bounds.count or memory > bounds.memory_mib
+
+        for record, size in zip(earlier, theirs, strict=True):
+            if too_much() and await self._end_left(record):
+                count, memory = count - 1, memory - size
+        ended: list[_Leaving] = []
+        for size in ours:
+            if too_much():
+                ended.append(waiting.pop(0))
+                count, memory = count - 1, memory - size
         for one in ended:
             self._log.warning(
                 "Kernel %s does not wait for the next server: %d kernels and %d MiB may "
@@ -134,30 +141,36 @@ class Farewell:
         busy = getattr(manager, "execution_state", "") == "busy"
         return _Leaving(kernel_id, provisioner, busy, manager.last_activity.timestamp())
 
-    async def _measure(self, one: _Leaving) -> None:
-        """Only jails use this machine's memory while nobody looks."""
-        kernel = one.provisioner.kernel
-        if kernel is None or one.provisioner.paused or kernel.client.capabilities.hosted:
-            return
-        try:
-            info = await self._in_time(run(kernel.handle.info()))
-        except (SandboxError, OSError, asyncio.TimeoutError) as error:
-            self._log.warning("Kernel %s does not say how much it uses: %s", one.kernel_id, error)
-            return
-        memory = info.detail.get("memory_mib")
-        one.memory_mib = memory if isinstance(memory, int) else 0
+    async def _memory_of(self, provisioner: SandboxProvisioner) -> int:
+        kernel = provisioner.kernel
+        return await self._memory(kernel.handle.backend, kernel.handle.name) if kernel else 0
 
-    async def _remove(self, record: Record) -> None:
+    async def _memory(self, backend: str, name: str) -> int:
+        """What a sandbox uses of this machine's memory, in MiB."""
+        try:
+            return await asyncio.wait_for(run(_measured(backend, name)), _INFO_TIMEOUT)
+        except (SandboxError, OSError, asyncio.TimeoutError) as error:
+            self._log.warning("How much memory sandbox %s uses is not known: %s", name, error)
+            return 0
+
+    async def _end_left(self, record: Record) -> bool:
+        """Whether that could be done."""
         self._log.warning(
-            "Sandbox %s, which an earlier server has left, ends: more wait than may "
-            "(SandboxServer.max_left).",
+            "Sandbox %s, which an earlier server has left, ends, its files saved: more wait than "
+            "may (SandboxServer.max_left, max_left_mib).",
             record.name,
         )
         try:
-            await run(load_backend(record.backend).remove(record.name))
+            await run(keeping.end_left(record, self._log))
         except (SandboxError, OSError) as error:
-            self._log.warning("Sandbox %s could not be removed: %s", record.name, error)
+            self._log.warning("Sandbox %s could not be ended: %s", record.name, error)
+            return False
+        return True
 
-    @staticmethod
-    async def _in_time(asked: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(asked, _INFO_TIMEOUT)
+
+async def _measured(backend: str, name: str) -> int:
+    client = load_backend(backend)
+    if client.capabilities.hosted:
+        return 0
+    usage = await (await client.get(name)).usage()
+    return usage.memory // 2**20 if usage else 0

@@ -246,8 +246,7 @@ class Saver:
             notebook=notebook,
             folder=os.path.dirname(notebook),
         )
-        if provisioner.kernel is not None:
-            provisioner.kernel.note(notebook=notebook)
+        provisioner.note_files(notebook)
         self._changed(kernel_id)
 
     def _on_host(self, path: str) -> str:
