@@ -20,8 +20,8 @@ from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, Usage
+from sandbox_kernel.sandboxes.unsaved import Unsaved, unsaved_in
 from sandbox_kernel.spec import NOTEBOOK
-from sandbox_kernel.unsaved import Unsaved, unsaved_in
 
 ANSWER_TIMEOUT = 30.0
 """Seconds for one question to a backend."""

@@ -2,7 +2,7 @@
 
 A kernel that is shut down ends in any case. Its sandbox goes when its files are saved; until then
 it is the only place that has them. It is kept, paused where the backend can, with a note in its
-record (``sandbox_kernel.unsaved``), and tried again by ``sandbox-kernel workspace save`` and by the
+record (``sandboxes/unsaved.py``), and tried again by ``sandbox-kernel workspace save`` and by the
 next start of the same notebook. The note is there before the last save begins, so that a process
 that is killed meanwhile leaves it, too.
 """
@@ -19,17 +19,17 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel import unsaved as notes
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, WorkspaceError
 from sandbox_kernel.jupyter import hosting, workspaces
 from sandbox_kernel.jupyter.workspaces import KernelWorkspace
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes import unsaved as notes
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
 from sandbox_kernel.sandboxes.processes import ProcessId
-from sandbox_kernel.tunnel.background import run
-from sandbox_kernel.unsaved import Unsaved
+from sandbox_kernel.sandboxes.unsaved import Unsaved
+from sandbox_kernel.tunnel.background import aside, run
 
 if TYPE_CHECKING:
     from sandbox_kernel.workspace import SaveReport, Store
@@ -190,8 +190,16 @@ async def save_first(workspace: KernelWorkspace, log: Log) -> None:
                 *(unsaved, unsaved.name),
             )
             continue
-        log.warning("%s It is saved now, before the kernel starts.", unsaved)
         try:
+            if await _outdated(unsaved):
+                _heard(log).warning(
+                    "%s The workspace was saved from another sandbox since then, and the kernel "
+                    "goes on with that. `sandbox-kernel workspace save %s` makes these files the "
+                    "newest save, `sandbox-kernel rm --force %s` gives them up.",
+                    *(unsaved, unsaved.sandbox, unsaved.sandbox),
+                )
+                continue
+            log.warning("%s They are saved now, before the kernel starts.", unsaved)
             await save_again(unsaved, log)
         except SandboxError as error:
             raise WorkspaceError(
@@ -200,6 +208,20 @@ async def save_first(workspace: KernelWorkspace, log: Log) -> None:
                 f"`sandbox-kernel workspace save {unsaved.name}` tries again, and tells more; "
                 f"`sandbox-kernel rm --force {unsaved.sandbox}` gives these files up."
             ) from error
+
+
+async def _outdated(unsaved: Unsaved) -> bool:
+    """Whether somebody has gone on with the workspace in another sandbox, and has saved it."""
+    from sandbox_kernel.workspace import identity
+
+    workspace = workspaces.from_dict(unsaved.workspace)
+    assert workspace is not None
+    store = await aside(workspaces.open_store, unsaved.store)
+    name = await aside(identity.place_of, store, workspace.name, workspace.id)
+    latest = await aside(store.latest, name)
+    return (
+        latest is not None and latest.sandbox != unsaved.sandbox and latest.created > unsaved.since
+    )
 
 
 async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> None:
@@ -227,7 +249,8 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
             )
 
         await workspaces.while_it_goes_on(begin, unsaved.name, unsaved.sandbox, log)
-    notes.clear(unsaved.backend, unsaved.sandbox)
+    over = unsaved.kept or (await handle.info()).status in ("stopped", "gone")
+    notes.clear(unsaved.backend, unsaved.sandbox, for_good=over)
     if unsaved.kept:
         await client.remove(unsaved.sandbox)
 
@@ -264,7 +287,7 @@ async def end_left(record: Record, log: Log) -> None:
     """End a sandbox that nobody uses any more, its files saved first: a process that was killed
     could not do that. WorkspaceError if they cannot be saved; then it stays. On the background
     loop."""
-    unsaved = notes.unsaved_in(record, notes.IN_USE)
+    unsaved = notes.belongs_to(record)
     if unsaved is None:
         return await load_backend(record.backend).remove(record.name)
     try:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sandbox_kernel.errors import SandboxError
     from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
     from sandbox_kernel.kernels import SandboxedKernel
-    from sandbox_kernel.unsaved import Unsaved
+    from sandbox_kernel.sandboxes.unsaved import Unsaved
 
 
 class Observer(Protocol):

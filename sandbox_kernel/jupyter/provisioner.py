@@ -26,7 +26,6 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Any as AnyTrait
 from traitlets import TraitType, default
 
-from sandbox_kernel import unsaved
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGone,
@@ -45,6 +44,7 @@ from sandbox_kernel.jupyter.configuration import (
 from sandbox_kernel.jupyter.idle import accompany
 from sandbox_kernel.jupyter.telling import heard, obituary
 from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.sandboxes import unsaved
 from sandbox_kernel.spec import FIELD_HELP
 from sandbox_kernel.tunnel.background import carry_through, run
 from sandbox_kernel.tunnel.endpoints import PRIORITY

@@ -44,8 +44,15 @@ def is_left(record: Record) -> bool:
         return False
     if record.kernel[_HOST] == _AT_REST or user_of(record) is not None:
         return False
+    return not has_ended(record)
+
+
+def has_ended(record: Record) -> bool:
+    """Whether it is known from here that no process of the sandbox runs any more."""
     first = record.data.get("init")
-    return first is None or ProcessId(*first).alive
+    if first is None or record.where == "elsewhere":
+        return False
+    return record.where == "before" or not ProcessId(*first).alive
 
 
 def all_left(backends: Sequence[str]) -> list[Record]:

@@ -394,6 +394,61 @@ def test_a_process_that_is_killed_while_it_saves(folder: Path) -> None:
     assert not Records().list("local")
 
 
+LEFT = """
+import os, signal, sys
+from tests.server.test_unsaved import kernel
+with kernel(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def leave(code: str, lease: str = "3600") -> None:
+    """A process starts a kernel, which runs some code, and is killed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT, code],
+        env={**os.environ, "SANDBOX_KERNEL_LEASE_SECONDS": lease},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+@pytest.mark.parametrize("how", ["lease", "killed"])
+def test_a_sandbox_that_ends_after_its_process(how: str, folder: Path) -> None:
+    """A server is killed, and nobody goes on with its kernel until the lease is over, or the
+    machine is restarted. What the kernel wrote since its last save is on the disk: ``ps`` says
+    that it is not saved, starts of other kernels do not clear it away, and the next kernel of the
+    same notebook begins with it."""
+    leave("open('f', 'w').write('kept')", "2" if how == "lease" else "3600")
+    (record,) = Records().list("local")
+    if how == "killed":
+        os.kill(record.data["init"][0], signal.SIGKILL)
+    wait_until(lambda: not jail_processes(folder), "the end of the sandbox")
+    assert "unsaved" in cli("ps").stdout
+    asyncio.run(LocalClient().sweep())
+    assert run_kernel("print(open('f').read())") == "kept\n"
+    assert not Records().list("local")
+
+
+def test_files_that_others_have_gone_on_from(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kernel is left by its process. Another one goes on from the same save, and saves; only
+    then the first one's sandbox ends. Its files do not become the newest save by themselves, and
+    are not thrown away either."""
+    leave("open('f', 'w').write('left')")
+    (record,) = Records().list("local")
+    run_kernel("open('f', 'w').write('newer')")
+    os.kill(record.data["init"][0], signal.SIGKILL)
+    wait_until(lambda: not jail_processes(folder), "the end of the sandbox")
+    assert run_kernel("print(open('f').read())") == "newer\n"
+    assert f"sandbox-kernel workspace save {record.name}" in caplog.text
+    assert cli("workspace", "save", record.name).returncode == 0
+    assert run_kernel("print(open('f').read())") == "left\n"
+    assert not Records().list("local")
+
+
 def test_opened_again_during_the_last_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is shut down, its last save takes a while, and the notebook is opened again
     meanwhile: the new kernel waits for the files, instead of beginning without them."""

@@ -18,7 +18,7 @@ from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.left import all_left
-from sandbox_kernel.unsaved import Unsaved, unsaved_in
+from sandbox_kernel.sandboxes.unsaved import Unsaved, unsaved_in
 
 
 def add(commands: Commands) -> None:

@@ -10,8 +10,8 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.text import note
 from sandbox_kernel.errors import SandboxError, WorkspaceNotFound
 from sandbox_kernel.sandboxes.backends import backend_names
+from sandbox_kernel.sandboxes.unsaved import Unsaved, all_unsaved, unsaved_of
 from sandbox_kernel.text import printable
-from sandbox_kernel.unsaved import Unsaved, all_unsaved, unsaved_of
 
 if TYPE_CHECKING:
     from sandbox_kernel.workspace.store import Store

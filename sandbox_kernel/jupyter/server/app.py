@@ -39,7 +39,7 @@ from sandbox_kernel.jupyter.server.websocket import replaying_class
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.left import all_left, in_words
-from sandbox_kernel.unsaved import Unsaved
+from sandbox_kernel.sandboxes.unsaved import Unsaved
 
 DEATH_EVENTS = "https://sandbox-kernel.example/events/kernel_death/v1"
 

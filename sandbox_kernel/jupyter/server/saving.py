@@ -20,8 +20,8 @@ from sandbox_kernel.jupyter.keeping import advice
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.workspaces import KernelWorkspace, open_store
 from sandbox_kernel.kernels import Log
+from sandbox_kernel.sandboxes.unsaved import Unsaved
 from sandbox_kernel.spec import NOTEBOOK
-from sandbox_kernel.unsaved import Unsaved
 from sandbox_kernel.workspace import Store, identity, name_for_notebook
 
 CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"

@@ -57,9 +57,9 @@ from sandbox_kernel.sandboxes.local.stream import (
 )
 from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.processes import ProcessId, reap
+from sandbox_kernel.sandboxes.unsaved import unsaved_in
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.text import last_lines, printable
-from sandbox_kernel.unsaved import unsaved_in
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Which sandboxes hold files that could not be saved: a note in the sandbox's record.
+"""Which sandboxes hold files that could not be saved: a note in the sandbox's record says so, or
+the sandbox has ended when the process that would have saved them was gone.
 
-A sandbox with a note is held by no process. It stays until its files are saved
+Such a sandbox is held by no process. It stays until its files are saved
 (``sandbox-kernel workspace save``, or the next start of its notebook) or until the user removes it.
 """
 
@@ -9,15 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from sandbox_kernel.errors import SandboxNotFound
 from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes.left import has_ended, user_of
 
 KEY = "unsaved"
 IN_USE = "files"
 """Where the files belong of a sandbox that is in use, for the case that its process is killed."""
+_NOBODY = "the process that was to save them has ended, and so has the sandbox."
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,21 @@ class Unsaved:
 _FIELDS = {f.name for f in fields(Unsaved)} - {"backend", "sandbox", "elsewhere"}
 
 
-def unsaved_in(record: Record, key: str = KEY) -> Unsaved | None:
-    """What a record says; None if all is saved, as far as is known."""
+def unsaved_in(record: Record) -> Unsaved | None:
+    """What a record says; None if all is saved, as far as is known, or somebody answers for it."""
+    noted = _read(record, KEY)
+    if noted is not None or not has_ended(record) or user_of(record) is not None:
+        return noted
+    left = belongs_to(record)
+    return replace(left, reason=_NOBODY) if left is not None else None
+
+
+def belongs_to(record: Record) -> Unsaved | None:
+    """Where the files of a sandbox are saved that is, or was, in use; None if nowhere."""
+    return _read(record, IN_USE)
+
+
+def _read(record: Record, key: str) -> Unsaved | None:
     found = record.kernel.get(key)
     if not isinstance(found, dict) or not isinstance(found.get("workspace"), dict):
         return None
@@ -78,7 +94,7 @@ def unsaved_in(record: Record, key: str = KEY) -> Unsaved | None:
 
 def note(unsaved: Unsaved) -> bool:
     """Write it down. False if there is no such sandbox any more."""
-    return _set(unsaved.backend, unsaved.sandbox, asdict(unsaved))
+    return _set(unsaved.backend, unsaved.sandbox, {KEY: asdict(unsaved)})
 
 
 def current(unsaved: Unsaved) -> Unsaved | None:
@@ -89,25 +105,28 @@ def current(unsaved: Unsaved) -> Unsaved | None:
         return None
 
 
-def clear(backend: str, sandbox: str) -> None:
-    """Its files are saved, or a process answers for it again. No error if there is no note."""
+def clear(backend: str, sandbox: str, *, for_good: bool = False) -> None:
+    """Its files are saved, or a process answers for it again. ``for_good``: it will have no files
+    to save any more. No error if there is no note."""
+    keys = {KEY, IN_USE} if for_good else {KEY}
     try:
-        if KEY not in Records().load(backend, sandbox).kernel:
+        if keys.isdisjoint(Records().load(backend, sandbox).kernel):
             return
     except SandboxNotFound:
         return
-    _set(backend, sandbox, None)
+    _set(backend, sandbox, dict.fromkeys(keys))
 
 
-def _set(backend: str, sandbox: str, value: dict[str, Any] | None) -> bool:
+def _set(backend: str, sandbox: str, values: dict[str, dict[str, Any] | None]) -> bool:
     records = Records()
     try:
         record = records.load(backend, sandbox)
     except SandboxNotFound:
         return False
-    record.kernel.pop(KEY, None)
-    if value is not None:
-        record.kernel[KEY] = {key: value[key] for key in _FIELDS}
+    for key, value in values.items():
+        record.kernel.pop(key, None)
+        if value is not None:
+            record.kernel[key] = {name: value[name] for name in _FIELDS}
     records.save(record)
     return True
 
