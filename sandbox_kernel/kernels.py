@@ -44,7 +44,7 @@ from sandbox_kernel.tunnel.tunnel import Tunnel
 Log = logging.Logger | logging.LoggerAdapter[Any]
 _LOG_LINES, _LOG_SIZE = 20, 4000
 _INTERRUPT_TIMEOUT, _SIGNAL_TIMEOUT, _LOCAL_TIMEOUT = 10.0, 30.0, 3.0
-_UNANSWERED_TIMEOUT = 0.5
+_UNANSWERED_TIMEOUT, _UNDELIVERED_TIMEOUT = 0.5, 5.0
 _FORCE_TIMEOUT, _COMMAND_TIMEOUT = 5.0, 15.0
 _EXPLAIN_TIMEOUT = 1.0
 _RECORDING_TIMEOUT = 60.0
@@ -334,13 +334,11 @@ class SandboxedKernel:
         ``pause``."""
         if self.tunnel.paused:
             return True
+        last_input = self.tunnel.last_input
         if self.before_pause is not None:
-            last_input = self.tunnel.last_input
             self._saved = await self.before_pause()
-            if self.tunnel.last_input != last_input:
-                return False
-        if self.tunnel.has_undelivered_input():
-            return False  # the link is down: it would wait until somebody sends something else
+        if not await self._has_got_all() or self.tunnel.last_input != last_input:
+            return False
         self.tunnel.sleep()
         try:
             await self.handle.pause()
@@ -348,6 +346,16 @@ class SandboxedKernel:
             self.tunnel.want()
             raise
         return True
+
+    async def _has_got_all(self) -> bool:
+        """Whether all that clients have sent has reached the sandbox, which it has not if the link
+        is down. What the agent has got, it acknowledges with its next answer at the latest."""
+        if self.tunnel.has_undelivered_input():
+            try:
+                await self.tunnel.control.call("status", timeout=_UNDELIVERED_TIMEOUT)
+            except SandboxError as error:
+                self.log.debug("sandbox %s may lack some input: %s", self.handle.name, error)
+        return not self.tunnel.has_undelivered_input()
 
     @property
     def at_rest(self) -> bool:

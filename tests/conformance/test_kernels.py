@@ -147,10 +147,13 @@ def test_restart_keeps_the_sandbox() -> None:
 STOP_THE_AGENT = """
 import os, signal
 for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        words = file.read().split(b"\\0")
-    if b"agent" in words and pid not in (1, os.getpid()):
-        os.kill(pid, signal.SIGSTOP)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\\0")
+        if b"agent" in words and pid not in (1, os.getpid()):
+            os.kill(pid, signal.SIGSTOP)
+    except OSError:
+        pass  # it has just ended
 """
 
 

@@ -66,7 +66,8 @@ class Pause:
         live = self._live
         # The jail's first process comes first: it lets the agent go on if that alone is stopped.
         first = Records().load("local", live.sandbox).data["init"][0]
-        self._stopped = list(processes_of(live)) if self._whole else [first, agent_of(live)]
+        others = set(processes_of(live)) if self._whole else {agent_of(live)}
+        self._stopped = [first, *(others - {first})]
         self._signal(signal.SIGSTOP)
 
     def end(self) -> None:
