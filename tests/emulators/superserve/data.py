@@ -106,6 +106,10 @@ class DataPlane:
         return None
 
 
+_LINGER = 10.0
+"""Seconds in which a client answers that its connection is closed."""
+
+
 class _Command:
     """A running command and the websocket of whoever started it, as long as that is there."""
 
@@ -132,6 +136,9 @@ class _Command:
             await self._finish(124)
         except SandboxError:
             pass  # the sandbox is gone, and its connections with it
+        else:
+            # A connection that is closed over unread input is reset, and what was said last lost.
+            await asyncio.wait([taking], timeout=_LINGER)
         finally:
             taking.cancel()
             await asyncio.gather(taking, self._stream.close(), return_exceptions=True)
