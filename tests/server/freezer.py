@@ -3,6 +3,7 @@ stopped. For tests of what is done with a pause, not of how good it is."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 from sandbox_kernel.sandboxes.base import Capabilities, SandboxHandle, SandboxInfo
 from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.sandboxes.processes import ProcessId
 
 
 def members(init: int) -> list[int]:
@@ -41,21 +43,35 @@ def freezing(handle: SandboxHandle) -> SandboxHandle:
     info = handle.info
     first = handle._record.data["init"][0]  # type: ignore[attr-defined]
 
-    async def signalled(signum: int) -> None:
-        # The first one, too: it lets its keepers go on when code in the jail stops them.
-        for member in members(first):
+    def signalled(pids: list[int], signum: int) -> None:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signum)
+                os.kill(pid, signum)
 
-    async def told() -> SandboxInfo:
+    def stopped() -> bool:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stat = Path(f"/proc/{first}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] == "T":
-                name, id_ = handle.name, handle.id
-                return SandboxInfo(name, id_, handle.backend, "paused", 0.0)  # it cannot be asked
+            return stat.rpartition(")")[2].split()[0] == "T"
+        return False
+
+    async def pause() -> None:
+        # The first one before all others: it lets its keepers go on when code in the jail stops
+        # them. It need not stop at once.
+        signalled([first], signal.SIGSTOP)
+        while ProcessId.of(first) is not None and not stopped():
+            await asyncio.sleep(0.01)
+        signalled(members(first), signal.SIGSTOP)
+
+    async def resume() -> None:
+        signalled(members(first), signal.SIGCONT)
+
+    async def told() -> SandboxInfo:
+        if stopped():
+            name, id_ = handle.name, handle.id
+            return SandboxInfo(name, id_, handle.backend, "paused", 0.0)  # it cannot be asked
         return await info()
 
-    handle.pause = lambda: signalled(signal.SIGSTOP)  # type: ignore[method-assign]
-    handle.resume = lambda: signalled(signal.SIGCONT)  # type: ignore[method-assign]
+    handle.pause = pause  # type: ignore[method-assign]
+    handle.resume = resume  # type: ignore[method-assign]
     handle.info = told  # type: ignore[method-assign]
     return handle

@@ -18,7 +18,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.errors import ExecFailed, SandboxError, SandboxGone
 from sandbox_kernel.sandboxes.base import ExecStream
 
 from ..faults import Faults
@@ -97,6 +97,8 @@ class DataPlane:
             stream = await found.jail.start(
                 start["command"], start.get("env") or {}, start.get("working_dir")
             )
+        except SandboxGone:
+            return None  # its end cuts the connection
         except ExecFailed as error:
             await socket.send(json.dumps({"error": str(error), "code": "bad_request"}))
             await socket.close()
