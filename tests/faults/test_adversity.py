@@ -67,7 +67,10 @@ class Pause:
         # The jail's first process comes first: it lets the agent go on if that alone is stopped.
         first = Records().load("local", live.sandbox).data["init"][0]
         others = set(processes_of(live)) if self._whole else {agent_of(live)}
-        self._stopped = [first, *(others - {first})]
+        self._stopped = [first]
+        self._signal(signal.SIGSTOP)
+        wait_until(lambda: _state(first) == "T", "the first process is stopped")
+        self._stopped += others - {first}
         self._signal(signal.SIGSTOP)
 
     def end(self) -> None:
@@ -77,6 +80,10 @@ class Pause:
         for pid in self._stopped:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, signum)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.fixture(params=["agent", "jail"])
