@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _KILL_TIMEOUT = 10.0
 _REMOVE_ATTEMPTS = 20
 _RETRY = 0.25
 _CALL_TIMEOUT = 60.0
+_NOT_READY, _READY_TIMEOUT = "incompatible container status: `Created`", 60.0
 _PROGRAMS = ("bwrap", "boxlite-shim")
 
 
@@ -128,9 +130,17 @@ class Runtime:
         return str((await (await self._box(name)).clone_box(name=new_name)).id)
 
     async def execute(self, name: str, command: str, args: Sequence[str]) -> Execution:
-        """Run a command in a box that runs. (Of one that does not, BoxLite would start it.)"""
-        box = await self._box(name)
-        return Execution(await box.exec(command, list(args), []))
+        """Run a command in a box that runs. (Of one that does not, BoxLite would start it.) A box
+        that has just started may not be ready for that: its container is made, but not running."""
+        deadline = time.monotonic() + _READY_TIMEOUT
+        while True:
+            box = await self._box(name)
+            try:
+                return Execution(await box.exec(command, list(args), []))
+            except sdk.BoxliteError as error:
+                if _NOT_READY not in str(error) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY)
 
     async def _box(self, name: str) -> Any:
         box = await asyncio.wait_for(self._sdk.get(name), _CALL_TIMEOUT)
