@@ -126,7 +126,8 @@ def test_interrupt() -> None:
     """A cell that would run for ever is interrupted, and the kernel is as before."""
     with kernel() as (manager, client):
         execute(client, "kept = 'here'")
-        code = "import time\nprint('started')\nwhile True: time.sleep(0.01)"
+        # One piece of output, and so one interrupt; print would write its line in two.
+        code = "import sys, time; sys.stdout.write('started')\nwhile True: time.sleep(0.01)"
         reply, _ = execute(client, code, lambda _: manager.interrupt_kernel())
         assert reply["ename"] == "KeyboardInterrupt"
         assert execute(client, "print(kept)")[1] == "here\n"
