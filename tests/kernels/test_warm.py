@@ -74,6 +74,15 @@ def test_random_numbers_differ_after_each_restart(live: Live) -> None:
     assert len(seen) == 3
 
 
+def test_a_kernel_can_be_killed_as_soon_as_it_is_launched(live: Live) -> None:
+    """Somebody restarts a kernel again and again, and waits for none of them. Each is told to end
+    as soon as its number is known, and ends; one that did not would be in the next one's way."""
+    for _ in range(30):
+        live.manager.restart_kernel(now=True)
+    live.reconnect()
+    assert live.ok("6 * 7").value == "42"
+
+
 def test_changed_packages_are_seen_after_a_restart(live: Live) -> None:
     """A warm interpreter whose packages have changed is replaced, not used."""
     live.ok(

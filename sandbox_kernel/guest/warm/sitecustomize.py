@@ -124,11 +124,16 @@ def serve(fd: int) -> None:
                 os.close(other)
             continue
         # The kernel becomes an orphan and thereby a child of the agent, which reaps orphans.
+        leads, leading = os.pipe()
         pid = os.fork()
         if pid:
+            os.close(leading)
+            os.read(leads, 1)  # ends when the kernel leads a group, which can be signalled
             sock.send(json.dumps({"pid": pid}).encode())
             os._exit(0)
         os.setsid()
+        os.close(leads)
+        os.close(leading)
         sock.close()
         if len(fds) > 3 and libc.syscall(LANDLOCK_RESTRICT_SELF, fds[3], 0) != 0:
             os._exit(1)
