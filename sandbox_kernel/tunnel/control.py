@@ -94,7 +94,7 @@ class ControlClient:
     def _tell(self, event: dict[str, Any]) -> None:
         try:
             self._on_event(event)
-        except Exception:  # whatever it is, the agent is not to blame, nor other calls to suffer
+        except Exception:  # our own mistake must not end the session and its other calls
             log.exception(
                 "A mistake in sandbox-kernel: an event of sandbox %s was not handled. Please "
                 "report it.",

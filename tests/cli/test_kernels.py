@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from sandbox_kernel.cli import main
+from tests.smalldisk import needs_root, small_disk
 
 from .running import Cli
 
@@ -25,7 +25,7 @@ from .running import Cli
 @pytest.fixture
 def notebook(cli: Cli, jail: str, tmp_path: Path) -> Iterator[tuple[Path, Any]]:
     """A notebook with a kernel, as a server starts it."""
-    path = tmp_path / "work" / "demo.ipynb"
+    path = tmp_path / "papers" / "demo.ipynb"
     path.parent.mkdir()
     env = {**os.environ, "JPY_SESSION_NAME": str(path)}
     manager, client = start_new_kernel(kernel_name="sandbox", env=env, cwd=str(path.parent))
@@ -53,7 +53,7 @@ def test_a_notebook_stands_for_its_sandbox(cli: Cli, notebook: tuple[Path, Any])
     assert seen["memory_used_mib"] > 10
     lines = cli("ps", env={"HOME": str(path.parents[1])}).stdout.splitlines()
     (line,) = (line for line in lines if line.startswith(seen["name"]))
-    assert re.search(rf" {seen['kernel_pid']} +\d+/\d+ MiB +~/work/demo.ipynb ", line)
+    assert re.search(rf" {seen['kernel_pid']} +\d+/\d+ MiB +~/papers/demo.ipynb ", line)
     assert cli("exec", str(path), "echo", "here").stdout == "here\n"
     assert cli("cp", __file__, f"{path}:copied.py").returncode == 0
     assert cli("logs", str(path)).returncode == 0
@@ -107,20 +107,13 @@ def test_a_run_that_misses_a_file_of_the_user(
     assert cli("run", "python3", "-c", "exit(3)").stderr == ""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@needs_root
 def test_a_full_disk_is_told_when_a_kernel_starts(cli: Cli, jail: str, tmp_path: Path) -> None:
     """The disk that holds our data is full: the error of the start names the sandbox and what to
     do, not only errno 28."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "full", str(disk)]
-    if subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    try:
-        with (disk / "beside").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        cli.env["SANDBOX_KERNEL_DATA_DIR"] = str(disk)
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        disk.fill()
+        cli.env["SANDBOX_KERNEL_DATA_DIR"] = str(disk.path)
         start = (
             "from jupyter_client.manager import start_new_kernel; start_new_kernel(kernel_name="
             "'sandbox')"
@@ -130,6 +123,4 @@ def test_a_full_disk_is_told_when_a_kernel_starts(cli: Cli, jail: str, tmp_path:
         )
         last = ran.stderr.strip().splitlines()[-1]
         assert re.search(r"SandboxError: Sandbox 'kernel-.*No space left on device", last), last
-        assert f"Free some space on the disk that holds {disk}." in last
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        assert f"Free some space on the disk that holds {disk.path}." in last

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sandbox_kernel.errors import SandboxGone, SandboxNotFound, SandboxPaused
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.tunnel import background
+from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.workspace import Store
 
 from .conftest import LIMIT, Backend, finish, until
@@ -221,6 +223,11 @@ def test_an_idle_kernel_is_paused_and_the_next_cell_resumes_it(
         assert finish(status(handle)) == "running"
 
 
+async def is_on_its_way(tunnel: Tunnel) -> bool:
+    """A client has sent something, which the tunnel has and the sandbox has not."""
+    return tunnel.has_undelivered_input()
+
+
 def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Backend) -> None:
     """The provider pauses the sandbox, and before the tunnel knows, somebody runs a cell: it must
     wake the sandbox as a cell does that is sent later. One that was not asked for anything since
@@ -250,7 +257,7 @@ def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Ba
         loop, gate = background.background_loop(), finish(gated())
         finish(freeze(gate))
         sent = client.execute("print(x)")
-        time.sleep(0.2)  # it is with the tunnel
+        finish(until(partial(is_on_its_way, tunnel)))
         assert not tunnel.paused
         loop.call_soon_threadsafe(gate.set)
         reply = client.get_shell_msg(timeout=LIMIT)
@@ -261,7 +268,7 @@ def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Ba
         finish(freeze(gate))
         loop.call_soon_threadsafe(gate.set)
         finish(until(noticed))
-        time.sleep(1)
+        time.sleep(1)  # long enough for it to be resumed, if something did that
         assert finish(status(running.handle)) == "paused"
         execute(client, "x")
 
@@ -288,7 +295,7 @@ def test_a_cell_that_waits_for_a_link_keeps_the_sandbox_from_being_paused(
 
         gate = finish(break_link())
         sent = client.execute("print(x)")
-        time.sleep(0.2)  # it is with the tunnel
+        finish(until(partial(is_on_its_way, running.tunnel)))
         assert finish(running.pause()) is False
         background.background_loop().call_soon_threadsafe(gate.set)
         reply = client.get_shell_msg(timeout=LIMIT)

@@ -171,6 +171,19 @@ def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
     assert kernels() == [], server.log
 
 
+def killed_server(make_server: StartServer) -> tuple[JupyterServer, str]:
+    """A server that was killed when a cell of its notebook had written a file, and the sandbox that
+    has the file."""
+    server = make_server()
+    server.start()
+    server.notebook("n.ipynb")
+    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
+    tab.run("open('kept.txt', 'w').write('kept')")
+    server.end(signal.SIGKILL)
+    [name] = kernels()
+    return server, name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["rm", "count", "memory"])
 def test_what_a_killed_server_has_left_is_saved_before_it_ends(
@@ -179,13 +192,7 @@ def test_what_a_killed_server_has_left_is_saved_before_it_ends(
     """A server is killed, so nobody saves what a cell has written since. `rm --left`, or a server
     for another folder that is stopped and may leave no kernel, or no memory, ends that sandbox: its
     files are saved first."""
-    server = make_server()
-    server.start()
-    server.notebook("n.ipynb")
-    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
-    tab.run("open('kept.txt', 'w').write('kept')")
-    server.end(signal.SIGKILL)
-    [name] = kernels()
+    server, name = killed_server(make_server)
     assert "1 sandbox waits" in command("run", "--", "true").stderr
     if who == "rm":
         assert command("rm", "--left").stdout == f"{name}\n"
@@ -207,13 +214,7 @@ def test_what_a_killed_server_has_left_is_saved_before_it_ends(
 def test_what_cannot_be_saved_is_not_ended(make_server: StartServer, folder: Path) -> None:
     """The store's disk is full, or it is not there: `rm --left` leaves the sandbox, and says how to
     end it all the same."""
-    server = make_server()
-    server.start()
-    server.notebook("n.ipynb")
-    tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
-    tab.run("open('kept.txt', 'w').write('kept')")
-    server.end(signal.SIGKILL)
-    [name] = kernels()
+    _, name = killed_server(make_server)
     store = folder / "data" / "store"
     store.rename(folder / "away")
     store.touch()

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.smalldisk import needs_root, small_disk
 
 from .conftest import StartServer
 from .running import Tab
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@needs_root
 def test_a_kernel_is_restarted_with_a_full_disk(
     make_server: StartServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else has filled the disk. A kernel that runs goes on, and can be interrupted and
     restarted: that nothing can be written down about it is said in the log, and no more."""
-    disk = folder / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=700", "full", str(disk)]
-    if subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    try:
-        monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(disk / "data"))
+    with small_disk(folder / "disk", "32m") as disk:
+        monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(disk.path / "data"))
         server = make_server("--SandboxServer.on_shutdown=delete")
         server.start()
         server.notebook("n.ipynb")
         session = server.session("n.ipynb")
         tab = Tab(server, session["kernel"]["id"])
         assert tab.run("print(1)") == "1\n"
-        with (disk / "beside").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
+        disk.fill()
         assert "2" in tab.run("print(2)")  # IPython complains of the disk in between
         server.request("POST", f"/api/kernels/{session['kernel']['id']}/restart")
         tab.close()
         tab.connect()
         assert "3" in tab.run("print(3)")
         assert "goes on, but the next server will not find it" in server.log
-        (disk / "beside").unlink()
+        disk.free()
         server.request("DELETE", f"/api/sessions/{session['id']}")
         server.end()
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.workspace import Store, blobs, export, packs
 from tests.emulators.running import Running
 from tests.kernels.live import PATIENCE, jail_processes, run_cell, wait_until
+from tests.smalldisk import needs_root, small_disk
 from tests.workspace.faultyproxy import FaultyProxy
 
 from .conftest import statuses
@@ -144,46 +145,27 @@ def test_the_next_start_saves_first(named: Path, caplog: pytest.LogCaptureFixtur
     assert run_kernel("print(open('f').read())") == "more\n"
 
 
-@contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[Callable[[], Path]]:
-    """A small disk with a folder for data; called, it fills it up: the file to delete."""
-    disk = folder / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "full", str(disk)]
-    if subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-
-    def fill() -> Path:
-        with (disk / "beside").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        return disk / "beside"
-
-    try:
-        yield fill
-    finally:
-        for record in Records().list("local"):
-            asyncio.run(LocalClient().remove(record.name))
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@needs_root
 def test_the_disk_of_everything_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store, sandboxes and records are on one disk, as they are by default, and somebody fills it.
     The kernel is shut down: its sandbox is kept, nothing of it runs on, and ``ps`` says why. With
     room again, the next kernel has the files."""
     monkeypatch.delenv("SANDBOX_KERNEL_STORE")
     monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "disk" / "data"))
-    with full_disk(folder) as fill:
-        with kernel("open('f', 'w').write('kept')") as manager:
-            beside = fill()
-            manager.shutdown_kernel()
-        (shown,) = json.loads(cli("ps", "--json").stdout)
-        assert shown["status"] == "stopped"
-        assert "No space left" in shown["unsaved"]
-        beside.unlink()
-        assert run_kernel("print(open('f').read())") == "kept\n"
-        assert not Records().list("local")
+    with small_disk(folder / "disk", "64m") as disk:
+        try:
+            with kernel("open('f', 'w').write('kept')") as manager:
+                disk.fill()
+                manager.shutdown_kernel()
+            (shown,) = json.loads(cli("ps", "--json").stdout)
+            assert shown["status"] == "stopped"
+            assert "No space left" in shown["unsaved"]
+            disk.free()
+            assert run_kernel("print(open('f').read())") == "kept\n"
+            assert not Records().list("local")
+        finally:
+            for record in Records().list("local"):
+                asyncio.run(LocalClient().remove(record.name))
 
 
 @pytest.mark.parametrize("own_disk", [False, True])

@@ -506,8 +506,8 @@ def _add_gc(commands: Commands) -> None:
         _gc,
         "free what no save needs any more",
         details="Deletes\nworkspaces whose notebooks were deleted longer ago than the grace time, "
-        "and data that has\nbeen unused for so long. --grace 0 deletes at once, but for what a "
-        "save that goes on may need.",
+        "and data that no\nsave has used for that time. --grace 0 deletes at once, except for data "
+        "that a running\nsave may need.",
         examples=("workspace gc", "workspace gc --keep 100", "workspace gc --grace 0"),
     )
     parser.add_argument(

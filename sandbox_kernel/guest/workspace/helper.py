@@ -211,7 +211,7 @@ class _Nowhere:
 
 
 class IgnoreRefused(Exception):
-    """An ignore file that cannot be obeyed. To do without it would save what it excludes."""
+    """The ignore file is unreadable or invalid. Saving without it would save what it excludes."""
 
 
 def read_ignore(root: str) -> bytes:

@@ -27,7 +27,7 @@ class Mapped:
         self._protecting = bool(self._inodes) and file_system(root) in _PROTECTING
 
     def distrust(self, folder: Folder) -> None:
-        """Before a scan: forget that files are unchanged of which that cannot be known."""
+        """Before a scan: read mapped files again whose times do not show a write."""
         if self._inodes and not self._protecting:
             self._distrust(folder)
 
@@ -74,7 +74,7 @@ def _write_out(file: int) -> bool:
 
 
 def file_system(path: str) -> str:
-    """The type of the file system that a path is on; empty if that cannot be told."""
+    """Type of the file system that holds a path; empty if it is unknown."""
     path = os.path.realpath(path)
     best: Tuple[int, Optional[str]] = (-1, None)
     try:
