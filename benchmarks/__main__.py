@@ -4,5 +4,5 @@ import sys
 
 from benchmarks.cli import main
 
-if __name__ == "__main__":  # worker processes import this module, too
+if __name__ == "__main__":  # worker processes also import this module
     sys.exit(main())

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import machine, report, workspace
-from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, kernelspec_column
+from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns, kernelspec_column
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
 from benchmarks.scale import Point
@@ -26,11 +26,11 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    # Whoever ends this (a shell's `timeout`, a CI job) also gets what was measured so far.
+    # A shell's `timeout` or a CI job that ends this also gets the figures measured so far.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     facts = machine.facts()
     _progress(report.machine_line(facts))
-    # A short path: it holds Unix sockets.
+    # A short path, because it holds Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="skb-"))
     try:
         run = {"compare": run_compare, "scale": run_scale, "workspace": run_workspace}
@@ -125,12 +125,13 @@ def _columns(options: argparse.Namespace, default: Sequence[str]) -> list[Column
     if options.kernels:
         named = [COLUMNS[name] for name in options.columns or ()]
         return [*named, *map(kernelspec_column, options.kernels)]
-    return [COLUMNS[name] for name in options.columns or default]
+    columns = [COLUMNS[name] for name in options.columns or default]
+    return before_columns(columns, options.before) if options.before else columns
 
 
 def _print_title(facts: dict[str, object], interrupted: bool) -> None:
     if interrupted:
-        print("\nInterrupted; this is what was measured so far.")
+        print("\nInterrupted; these figures were measured so far.")
     print(report.machine_line(facts))
 
 
@@ -161,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("compare", "scale", "workspace"),
         default="compare",
         help="compare (the default): all rows; scale: many kernels at work at once; "
-        "workspace: saving and bringing back files",
+        "workspace: saving and restoring files",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"
@@ -172,6 +173,12 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="NAME",
         help="kernelspecs to measure, after the columns named with --columns, if any",
+    )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help="measure each sandbox column a second time, with the package of another checkout",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to save the figures")
     only_compare = parser.add_argument_group("compare")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 LINK_ROUND_TRIP = 0.050
 """Seconds that the delayed links add to a round trip: half of it each way."""
@@ -21,24 +22,24 @@ HOSTED = (*LIFE, "round_trips", "large_output", "prints", "interrupt")
 
 @dataclass(frozen=True)
 class Link:
-    """What the link between host and sandbox is made to look like."""
+    """The emulated link between host and sandbox."""
 
     round_trip: float = 0.0
     """Seconds, both ways together."""
     bandwidth: float | None = None
-    """Bytes a second each way; None: as fast as it goes."""
+    """Bytes a second each way; None: unlimited."""
     byte_exact: bool = True
-    """False: a stream for text only, so that the tunnel must use its base64 codec."""
+    """False: a text stream, for which the tunnel uses its base64 codec."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A hosted service, emulated on this machine for as long as the column is measured."""
+    """A hosted service, emulated on this machine while the column is measured."""
 
     backend: str
     """Name of the backend, and of its emulator in tests/emulators."""
     round_trip: float = 0.0
-    """Seconds that the way to it adds to a round trip."""
+    """Seconds that the connection to it adds to a round trip."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,17 @@ class Column:
     kernel: str
     """Name of the kernelspec."""
     link: Link | None = None
-    """None: whatever the kernel uses by itself."""
+    """None: the kernel's own link."""
     service: Service | None = None
-    """Where the sandboxes are, if not here."""
+    """The service that runs the sandboxes; None: this machine."""
     transport: str = "tcp"
-    """The KernelManager's transport. (The sandbox's provisioner makes IPC out of ``tcp``.)"""
+    """The KernelManager's transport. (The sandbox's provisioner turns ``tcp`` into IPC.)"""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Settings for the process that starts the kernels."""
     tasks: tuple[str, ...] = (*LIFE, *WORK, *MEMORY)
-    """What is worth measuring here."""
+    """The tasks that are measured."""
+    checkout: Path | None = None
+    """Another checkout of the project, whose package is measured instead of the installed one."""
 
 
 COLUMNS = {
@@ -66,7 +69,7 @@ COLUMNS = {
     for column in (
         Column("local", "plain ipykernel on this machine", "python3"),
         Column("local-ipc", "the same over Unix sockets", "python3", transport="ipc"),
-        Column("sandbox", "local jail, bytes as they are", "sandbox"),
+        Column("sandbox", "local jail, a byte-exact stream", "sandbox"),
         Column(
             "pool",
             "local jail, taken from a pool",
@@ -109,6 +112,18 @@ DEFAULT_COLUMNS = (
     *("local", "sandbox", "pool", "base64", "delayed", "narrow"),
     *("superserve", "superserve-30ms", "islo", "islo-30ms"),
 )
+
+
+def before_columns(columns: Sequence[Column], checkout: Path) -> list[Column]:
+    """Add a second column after each sandbox column, with the package of another checkout."""
+    found = []
+    for column in columns:
+        found.append(column)
+        if not column.name.startswith("local"):
+            about = f"the same from {checkout}"
+            name = f"{column.name}-before"
+            found.append(replace(column, name=name, about=about, checkout=checkout))
+    return found
 
 
 def kernelspec_column(name: str) -> Column:

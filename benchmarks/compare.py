@@ -20,7 +20,7 @@ ORDER = ("start", *WORK, "restart", "stop")
 
 @dataclass
 class Results:
-    """What has been measured so far. The first column is what the others are compared with."""
+    """The figures measured so far. All columns are compared with the first."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -50,14 +50,14 @@ class Results:
 def workers(
     columns: Sequence[Column], sizes: Sizes, folder: Path, problem: Progress
 ) -> Iterator[list[Worker]]:
-    """A process for each column that can be had here."""
+    """A process for each column that works here."""
     running: list[Worker] = []
     try:
         for column in columns:
             try:
                 running.append(Worker(column, sizes, folder))
             except WorkerFailed as error:
-                problem(f"column {column.name} is left out: {error}")
+                problem(f"column {column.name} is skipped: {error}")
         yield running
     finally:
         for worker in running:
@@ -65,7 +65,7 @@ def workers(
 
 
 def compare(results: Results, sizes: Sizes, rounds: int, folder: Path, progress: Progress) -> None:
-    """Fill ``results``. What was measured is in there also if this is interrupted."""
+    """Fill ``results``. An interrupt keeps the figures measured so far."""
 
     def problem(text: str) -> None:
         results.problems.append(text)
@@ -76,10 +76,10 @@ def compare(results: Results, sizes: Sizes, rounds: int, folder: Path, progress:
         tasks = [task for task in ORDER if task in wanted]
         run = _Run(results, running, problem)
         if tasks:
-            progress("warming up: one start that is not counted")
+            progress("warming up: one start that does not count")
             run.task("start", 1, keep=False)
             for worker in [worker for worker in running if worker.column.name in run.failed]:
-                problem(f"column {worker.column.name} is left out")
+                problem(f"column {worker.column.name} is skipped")
                 running.remove(worker)
                 worker.close()
             run.task("stop", 1, keep=False)
@@ -87,7 +87,7 @@ def compare(results: Results, sizes: Sizes, rounds: int, folder: Path, progress:
             for task in tasks:
                 progress(f"round {number + 1} of {rounds}: {task}")
                 run.task(task, sizes.batches if task == "round_trips" else 1)
-            # No column is always the first to have its turn.
+            # Another column is first in each round.
             running[:] = running[1:] + running[:1]
         run.task("discard", 1, keep=False)
         if "memory" in wanted:
@@ -104,7 +104,7 @@ class _Run:
     """Columns in which something has failed."""
 
     def task(self, task: str, batches: int, *, keep: bool = True) -> None:
-        """A task for all columns in turn. A column in which it fails goes on with the next task."""
+        """Run a task in all columns in turn. Columns in which it fails go on with the next task."""
         samples: dict[str, Samples] = {}
         for _ in range(batches):
             for worker in list(self.workers):

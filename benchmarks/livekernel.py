@@ -1,4 +1,4 @@
-"""One kernel, driven as a notebook front end drives it, with a stopwatch in hand."""
+"""One kernel, driven and timed as a notebook front end drives it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from benchmarks.columns import Column
 LIMIT = 120.0
 """Seconds that any one answer may take."""
 RESEND = 0.5
-"""Seconds after which a kernel that starts is asked again: what is sent before it listens may be
-lost."""
+"""Seconds after which a request to a starting kernel is repeated: requests that arrive before it
+listens may be lost."""
 
 
 class WrongOutput(Exception):
-    """The kernel answered, but not what the cell says. The figure would be worthless."""
+    """The kernel's output is wrong, so the figure would be worthless."""
 
 
 class LiveKernel:
-    """A running kernel with a client. ``start`` makes one; ``discard`` always frees it."""
+    """A running kernel with a client. ``start`` creates one; ``discard`` always frees it."""
 
     def __init__(self, column: Column) -> None:
         self.manager = KernelManager(kernel_name=column.kernel, transport=column.transport)
@@ -72,13 +72,13 @@ class LiveKernel:
         self.manager.cleanup_resources()
 
     def round_trip(self) -> float:
-        """From a request to its reply and the end of its output."""
+        """Seconds from a request to its reply and the end of its output."""
         begin = time.perf_counter()
         self._run("pass", store_history=False)
         return time.perf_counter() - begin
 
     def large_output(self, size: int) -> float:
-        """One output of so many bytes, until it is here and checked for length."""
+        """Seconds for one output of ``size`` bytes, until it has arrived; its length is checked."""
         data = f"{{'text/plain': 'x' * {size}}}"
         code = f"from IPython.display import display; display({data}, raw=True)"
         begin = time.perf_counter()
@@ -90,11 +90,11 @@ class LiveKernel:
         seconds = time.perf_counter() - begin
         self._reply(request)
         if got != size:
-            raise WrongOutput(f"{got} bytes of output came, not {size}")
+            raise WrongOutput(f"{got} bytes of output arrived, not {size}")
         return seconds
 
     def prints(self, count: int) -> float:
-        """So many lines, printed one by one, until all are here and checked."""
+        """Seconds for ``count`` printed lines, until all have arrived; they are checked."""
         begin = time.perf_counter()
         request = self.client.execute(f"for i in range({count}): print(i)")
         pieces = [
@@ -105,12 +105,13 @@ class LiveKernel:
         seconds = time.perf_counter() - begin
         self._reply(request)
         if "".join(pieces) != "".join(f"{i}\n" for i in range(count)):
-            raise WrongOutput("printed lines were lost or came in another order")
+            raise WrongOutput("printed lines were lost or reordered")
         return seconds
 
     def interrupt(self, code: str, running: float) -> float:
-        """From interrupting a cell that has been ``running`` so long to its reply; outputs are
-        read all the time, as a front end does."""
+        """Seconds from interrupting a cell, which has run for ``running`` seconds, to its reply.
+
+        Outputs are read all the time, as a front end does."""
         request = self.client.execute(code)
         failures: list[Exception] = []
 
@@ -152,7 +153,7 @@ class LiveKernel:
                 return message
 
     def _outputs(self, request: str, limit: float = LIMIT) -> Any:
-        """The outputs of a request, up to the status that ends them."""
+        """The outputs of a request, up to its last status message."""
         while True:
             message = self.client.get_iopub_msg(timeout=limit)
             if message["parent_header"].get("msg_id") != request:
@@ -162,7 +163,7 @@ class LiveKernel:
             yield message
 
     def _first_result(self) -> None:
-        """Until a first cell has run. (``wait_for_ready`` would add pauses of its own.)"""
+        """Wait until a first cell has run. (``wait_for_ready`` would add pauses.)"""
         end = time.monotonic() + LIMIT
         while True:
             try:
@@ -174,7 +175,7 @@ class LiveKernel:
         self._reply(self.client.execute("1 + 1"))
 
     def _settle(self) -> None:
-        """Until outputs arrive: a subscription takes effect some time after the connection."""
+        """Wait until outputs arrive: a subscription takes effect some time after the connection."""
         for _ in range(int(LIMIT / RESEND)):
             request = self.client.execute("pass", store_history=False)
             self._reply(request)

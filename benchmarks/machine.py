@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""A description of the machine that the figures were measured on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("sandbox-kernel", "ipykernel", "jupyter_client", "pyzmq", "tornado")
 
 
 def facts() -> dict[str, object]:
-    """Plain JSON types. Call it before anything is measured: it has the load of the machine."""
+    """The machine, as plain JSON types. Call it before measuring: it includes the load average."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),

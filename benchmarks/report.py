@@ -1,4 +1,4 @@
-"""Results as aligned tables for people, and as JSON for programs."""
+"""Results as aligned tables, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Check:
-    """A rule, and how the figures stand to it. ``ok`` is None where there is no limit to pass."""
+    """A rule and its figures. ``ok`` is None if the rule has no limit."""
 
     rule: str
     figures: str
@@ -86,7 +86,7 @@ def comparison_table(results: Results) -> str:
 
 
 def checks(results: Results) -> Iterator[Check]:
-    """What is said about slow links."""
+    """The checks for slow links."""
     local = results.value(results.columns[0].name, "rtt_p50")
     for column in results.columns:
         link = column.link
@@ -183,7 +183,7 @@ def _point_cells(point: Point) -> list[str]:
 
 
 def bends(curves: Curves) -> Iterator[str]:
-    """Where each curve bends, in words."""
+    """One line for each curve, which says where it bends."""
     for name, points in curves.items():
         if len(points) > 1:
             at = bend(points)

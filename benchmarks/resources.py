@@ -1,4 +1,4 @@
-"""CPU time and memory of processes and threads, as Linux tells them."""
+"""CPU time and memory of processes and threads, from /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cpu:
 
     process: float
     tunnel: float | None
-    """Of the thread that carries the tunnel; None if there is none."""
+    """CPU seconds of the tunnel's thread; None if there is none."""
 
     @classmethod
     def now(cls) -> Cpu:
@@ -28,9 +28,9 @@ class Cpu:
 
 
 def pss(pid: int | str = "self") -> int:
-    """Bytes of memory that are this process's own, with its share of what it shares.
+    """Proportional set size, in bytes: the process's own memory and its share of shared pages.
 
-    0 for a process that has ended; PermissionError if it may not be looked at.
+    0 for a process that has ended; PermissionError if this user may not inspect it.
     """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -53,7 +53,7 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def memory_by_part(root: int) -> dict[str, int]:
-    """PSS of everything below ``root``, by what the processes are for."""
+    """PSS of all processes below ``root``, by role."""
     commands = {pid: _command(pid) for pid in descendants(root)}
     stats = {pid: stat for pid in commands if (stat := _stat(pid))}
     total: dict[str, int] = {}
@@ -64,8 +64,8 @@ def memory_by_part(root: int) -> dict[str, int]:
 
 
 def _part(pid: int, commands: dict[int, list[str]], stats: dict[int, list[str]]) -> str:
-    """What a process is for. Processes of the guest program may share one command line, so this
-    goes by who started whom."""
+    """The role of a process. Processes of the guest program may share one command line, so this
+    looks at their parents."""
     parent = int(stats[pid][1])
     command = commands[pid]
     if _is_bwrap(command):
@@ -76,7 +76,7 @@ def _part(pid: int, commands: dict[int, list[str]], stats: dict[int, list[str]])
         has_kernel = any(int(stat[1]) == pid for stat in stats.values())
         return "agent" if has_kernel else "connector"
     if "ipykernel_launcher" in command:
-        # A kernel is forked from the warm interpreter, and both have the agent for a parent.
+        # A kernel is forked from the warm interpreter, and the agent is the parent of both.
         younger = (
             int(stat[1]) == parent and int(stat[19]) > int(stats[pid][19])
             for stat in stats.values()

@@ -22,7 +22,7 @@ class Row:
     unit: str
     task: str
     sample: str = ""
-    """Which of the task's samples; the row's own name by default."""
+    """Name of the task's samples; the row's own name by default."""
     scale: float = 1.0
     """Factor from base units (seconds, bytes) to ``unit``."""
     reduce: Reduce = statistics.median

@@ -1,6 +1,6 @@
 """Many kernels of one process at work at once: ``python -m benchmarks scale``.
 
-On one asyncio loop, as Jupyter Server does it.
+They share one asyncio loop, as in Jupyter Server.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Point:
     p50: float
     p99: float
     tunnel_share: float | None
-    """Of one core, that the tunnel's thread used meanwhile."""
+    """Share of one core that the tunnel's thread used meanwhile."""
 
 
 def bend(points: Sequence[Point]) -> int | None:
-    """The first number of kernels at which more kernels no longer bring more: they add less than a
-    tenth of what as many kernels did at the start of the curve."""
+    """The first number of kernels after which more kernels add less than a tenth of what as many
+    added at the start of the curve."""
     first = points[0].per_second / points[0].kernels
     for before, point in itertools.pairwise(points):
         added = point.per_second - before.per_second
@@ -51,7 +51,7 @@ def bend(points: Sequence[Point]) -> int | None:
 
 
 def measure(column: Column, kernels: int, round_trips: int) -> Point:
-    """Start so many kernels, let them work at once, and stop them."""
+    """Start that many kernels, let them work at once, and stop them."""
     return asyncio.run(_measure(column, kernels, round_trips))
 
 

@@ -1,7 +1,6 @@
-"""Making the link of this process's sandboxes slow, narrow or text-only, or that of a service.
+"""Make the link to this process's sandboxes slow, narrow or text-only, or emulate a service.
 
-The means to do so belong to the tests (``tests/faults``, ``tests/emulators``), so this works from a
-checkout only.
+This uses parts of the tests (``tests/faults``, ``tests/emulators``), so it needs a checkout.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.columns import Link, Service
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter import kernel_factory
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 
@@ -20,12 +19,12 @@ _LIMIT = 60.0
 
 
 class NoShaping(Exception):
-    """Links cannot be shaped here."""
+    """Links cannot be shaped here: the tests are not installed."""
 
 
 @contextmanager
 def shaped(link: Link | None) -> Iterator[None]:
-    """Sandboxes that this process starts inside this block are reached over such a link."""
+    """Give sandboxes that this process starts inside this block such a link."""
     if link is None:
         yield
         return
@@ -40,7 +39,7 @@ def shaped(link: Link | None) -> Iterator[None]:
 
 @contextmanager
 def hosted(service: Service | None) -> Iterator[None]:
-    """Sandboxes that this process starts inside this block are those of an emulated service."""
+    """Start an emulated service; sandboxes started inside this block are sandboxes of it."""
     if service is None:
         yield
         return
@@ -54,14 +53,14 @@ def hosted(service: Service | None) -> Iterator[None]:
 
 
 def echo_times(count: int) -> list[float]:
-    """Round trips of a few bytes over the bare link, to a ``cat`` in a sandbox and back: what the
-    link takes by itself, with no tunnel and no kernel."""
+    """Seconds of round trips of a few bytes over the bare link, to a ``cat`` in a sandbox and back:
+    the link's own time, without tunnel and kernel."""
     return background.submit(_echo_times(count)).result(_LIMIT)
 
 
 async def _echo_times(count: int) -> list[float]:
-    # From where kernels get it: this is what the shape has replaced.
-    client = hosting.load_backend("local")  # type: ignore[attr-defined]
+    # The same lookup as for kernels, because the shape has replaced it.
+    client = kernel_factory.load_backend("local")  # type: ignore[attr-defined]
     handle = await client.create(SandboxSpec())
     try:
         times = []

@@ -1,7 +1,7 @@
-"""A process for each column, which measures what it is told to.
+"""The process of a column, which runs the tasks that measure it.
 
-A process of its own, because a link's shape, the tunnel's thread and the host's memory belong to a
-whole process.
+Each column has its own, because a link's shape, the tunnel's thread and the host's memory belong to
+a whole process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,18 +30,18 @@ Samples = dict[str, list[float]]
 """Sample name -> values, in seconds and bytes."""
 
 CALL_LIMIT = 900.0
-"""Seconds that one task may take before its process is given up."""
+"""Seconds that one task may take before its process is killed."""
 STOP_LIMIT = 60.0
 LOG_TAIL = 2000
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything is measured in one round."""
+    """How much is measured in one round."""
 
     round_trips: int = 200
     batches: int = 4
-    """Round trips are done in so many turns, between which the other columns have theirs."""
+    """Number of turns for the round trips; the other columns have theirs in between."""
     output: int = 50_000_000
     prints: int = 20_000
     kernels: int = 10
@@ -50,14 +51,14 @@ QUICK = Sizes(round_trips=60, batches=2, output=10_000_000, prints=5_000, kernel
 
 
 class WorkerFailed(Exception):
-    """A task failed in the column's process, or that process did."""
+    """A task failed in the column's process, or the process itself failed."""
 
 
 # --- in the column's process
 
 
 class Tasks:
-    """What can be measured. Every public method is a task; it gets a kernel that is ready."""
+    """The tasks that measure. Every public method is one; it gets a kernel that is ready."""
 
     def __init__(self, column: Column, sizes: Sizes) -> None:
         self._column = column
@@ -65,7 +66,7 @@ class Tasks:
         self._kernel: LiveKernel | None = None
 
     def start(self) -> Samples:
-        """A new kernel, which stays for the tasks that follow."""
+        """Start a new kernel, which stays for the next tasks."""
         self.discard()
         self._kernel, seconds = LiveKernel.start(self._column)
         return {"start": [seconds]}
@@ -91,7 +92,7 @@ class Tasks:
         return {"rtt": times, **_cpu_since(before, "rtt", count)}
 
     def bare_link(self) -> Samples:
-        """Only for columns whose link is shaped: the others have none that could be bare."""
+        """Only for columns with a shaped link."""
         return {"link": echo_times(self._sizes.round_trips // 4)} if self._column.link else {}
 
     def large_output(self) -> Samples:
@@ -112,7 +113,7 @@ class Tasks:
         return {"interrupt_flood": [self._ready().interrupt(code, 1.0)]}
 
     def memory(self) -> Samples:
-        """With idle kernels that no client is connected to, above those of the first kernel."""
+        """Memory of idle kernels without clients, beyond that of the first kernel."""
         self.discard()
         kernels: list[LiveKernel] = []
         with contextlib.ExitStack() as stack:
@@ -161,9 +162,9 @@ def _own_memory() -> int:
 
 
 def serve(pipe: Connection, column: Column, sizes: Sizes, folder: Path) -> None:
-    """The main function of a column's process: answer calls until None comes."""
-    # Ctrl-C is the business of the process that was started; it tells this one to end. A handler,
-    # because ignoring the signal would be inherited by kernels.
+    """The main function of a column's process: answer calls until None arrives."""
+    # The main process handles Ctrl-C and tells this one to end. This is a handler, because kernels
+    # would inherit an ignored signal.
     signal.signal(signal.SIGINT, lambda *_: None)
     log = os.open(log_file(folder, column), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, sys.stderr.fileno())
@@ -194,7 +195,7 @@ def _answer(tasks: Tasks, name: str, arguments: dict[str, Any]) -> tuple[bool, A
 
 
 def _own_folders(folder: Path) -> None:
-    """Keep the user's sandboxes, connection files and history out of it."""
+    """Use private folders instead of the user's sandboxes, connection files and history."""
     names = {
         "SANDBOX_KERNEL_DATA_DIR": "data",
         "SANDBOX_KERNEL_RUNTIME_DIR": "run",
@@ -204,7 +205,7 @@ def _own_folders(folder: Path) -> None:
     for variable, name in names.items():
         (folder / name).mkdir(mode=0o700, exist_ok=True)
         os.environ[variable] = str(folder / name)
-    # Should this process be killed, its sandboxes end soon after.
+    # If this process is killed, its sandboxes end soon after.
     os.environ["SANDBOX_KERNEL_LEASE_SECONDS"] = "120"
 
 
@@ -212,14 +213,26 @@ def log_file(folder: Path, column: Column) -> Path:
     return folder / f"{column.name}.log"
 
 
-# --- in the process that was started
+# --- in the main process
+
+
+@contextlib.contextmanager
+def _imports_from(checkout: Path | None) -> Iterator[None]:
+    """Processes that start inside this block import the package, and the benchmarks and tests that
+    know its modules, from another checkout."""
+    path = [] if checkout is None else [str(checkout.resolve(strict=True))]
+    sys.path[:0] = path
+    try:
+        yield
+    finally:
+        del sys.path[: len(path)]
 
 
 class Worker:
     """A column's process, as seen from outside."""
 
     def __init__(self, column: Column, sizes: Sizes, folder: Path) -> None:
-        """Raises WorkerFailed if the column cannot be had on this machine."""
+        """Raises WorkerFailed if the column does not work on this machine."""
         self.column = column
         self._log = log_file(folder, column)
         context = multiprocessing.get_context("spawn")
@@ -227,7 +240,8 @@ class Worker:
         self._process = context.Process(
             target=serve, args=(theirs, column, sizes, folder), name=f"bench-{column.name}"
         )
-        self._process.start()
+        with _imports_from(column.checkout):
+            self._process.start()
         theirs.close()
         try:
             self._answer()
@@ -236,7 +250,7 @@ class Worker:
             raise
 
     def call(self, task: str, **arguments: Any) -> Any:
-        """Do a task. WorkerFailed if it fails; others can still be done, unless ``dead``."""
+        """Run a task. Raises WorkerFailed if it fails; others still work, unless ``dead``."""
         try:
             self._pipe.send((task, arguments))
         except OSError as error:
@@ -248,10 +262,10 @@ class Worker:
         return not self._process.is_alive()
 
     def close(self) -> None:
-        """Let it end its kernels; kill it if it takes too long. Idempotent."""
+        """Let the process end its kernels; kill it if that takes too long. Idempotent."""
         with contextlib.suppress(OSError):
             self._pipe.send(None)
-        # A task that is under way is answered into the void, so the pipe must stay open until then.
+        # A running task still writes its answer, so the pipe must stay open until then.
         self._process.join(STOP_LIMIT)
         if self._process.is_alive():
             self._process.kill()
@@ -262,11 +276,11 @@ class Worker:
         begin = time.monotonic()
         if not self._pipe.poll(CALL_LIMIT):
             self._process.kill()
-            raise WorkerFailed(f"nothing came for {time.monotonic() - begin:.0f} s")
+            raise WorkerFailed(f"no answer for {time.monotonic() - begin:.0f} s")
         try:
             ok, result = self._pipe.recv()
         except (EOFError, ConnectionResetError):
-            raise WorkerFailed(f"its process ended; it printed last:\n{self._tail()}") from None
+            raise WorkerFailed(f"its process ended; its last output was:\n{self._tail()}") from None
         if not ok:
             raise WorkerFailed(str(result))
         return result

@@ -1,7 +1,7 @@
-"""Saving and bringing back a workspace, next to tar over exec: ``python -m benchmarks workspace``.
+"""Saving and restoring a workspace, next to tar over exec: ``python -m benchmarks workspace``.
 
-Tar over exec is what one would write in an afternoon: ``tar -c`` run in the sandbox, its output
-kept as a file on the host, whole every time; and ``tar -x`` fed from that file.
+Tar over exec is the simple way: ``tar -c`` runs in the sandbox and the host keeps its whole output
+as a file every time; ``tar -x`` reads that file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALLEST_TIME = 1 / 30
 MOST_MOVED, LEAST_SPEED, MOST_ROUND_TRIP = 1.05, 0.7, 1.3
 CHANGED = 2**20
 FULL_SIZE = 10**9
-"""Bytes for which the aim for time is meant; tar takes less for less."""
+"""The aim for the time holds for this many bytes; with less, tar takes less time."""
 LIMIT = 900.0
 _PIECE = 256 * 1024
 
@@ -48,7 +48,7 @@ CHANGE = "open('changing', 'wb').write(__import__('os').urandom(2**20)); None"
 
 @dataclass
 class Figures:
-    """Seconds and bytes, one a round."""
+    """Seconds and bytes, one for each round."""
 
     files: int
     size: int
@@ -68,7 +68,7 @@ class Figures:
 def measure(
     folder: Path, files: int, size: int, rounds: int, progress: Callable[[str], object]
 ) -> Figures:
-    """Everything, in turns: each round does all of it, tar right beside ours."""
+    """Measure in rounds. Each round does everything, tar right next to ours."""
     figures = Figures(files, size)
     progress(f"a sandbox with {files} files")
     live, _ = LiveKernel.start(COLUMNS["sandbox"])
@@ -77,7 +77,7 @@ def measure(
         sandbox = _sandboxed(live)
         for number in range(rounds):
             progress(f"round {number + 1} of {rounds}")
-            # A store of its own: each round has a first save.
+            # A new store, so that each round has a first save.
             store = Store.open(str(folder / f"store{number}"))
             _round(figures, folder, live, sandbox, store)
     finally:
@@ -108,7 +108,7 @@ def _round(
     figures.unchanged.append(time.perf_counter() - begin)
     wanted = len(figures.during) + 100
     while len(figures.during) < wanted:
-        # Idle right before each, so that a neighbour on the machine hits both.
+        # Idle round trips right before each save, so that a neighbour on the machine affects both.
         figures.between += [live.round_trip() for _ in range(10)]
         live._run(CHANGE)
         saving = background.submit(persist(sandbox, store, "bench"))

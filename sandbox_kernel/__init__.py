@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Capabilities": "sandboxes.base",
+    "Capabilities": "sandboxes.capabilities",
     "ExecResult": "sandboxes.base",
     "ExecStream": "sandboxes.base",
     "SandboxClient": "sandboxes.base",
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from sandbox_kernel.kernels import SandboxedKernel
     from sandbox_kernel.sandboxes.backends import backend_names, load_backend
     from sandbox_kernel.sandboxes.base import (
-        Capabilities,
         ExecResult,
         ExecStream,
         SandboxClient,
         SandboxHandle,
         SandboxInfo,
     )
+    from sandbox_kernel.sandboxes.capabilities import Capabilities
     from sandbox_kernel.spec import SandboxSpec
 
 

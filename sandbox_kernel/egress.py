@@ -1,15 +1,13 @@
 """Egress rules: which hosts a sandbox may reach, and how.
 
-``SandboxSpec.egress`` holds an EgressPolicy: rules in order, of which the first that matches a
-request decides, and a default action for what none matches. Nothing given means deny all. The
-policy is validated when it is read; a backend that cannot enforce a part of it exactly refuses it
-by name (``unenforceable``), and one that can translates it. ``EgressPolicy.decide`` is what a
-policy means; translations are tested against it.
+``SandboxSpec.egress`` is an EgressPolicy: ordered rules, of which the first match decides, and a
+default action. An empty policy denies everything. A backend that cannot enforce a part of a policy
+exactly refuses it by name (``unenforceable``); others translate it. ``EgressPolicy.decide`` defines
+what a policy means; translations are tested against it.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import re
@@ -18,6 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.suggestions import check_keys
 
 ALLOW, DENY = "allow", "deny"
 PARTS = {
@@ -30,8 +29,8 @@ PARTS = {
     "deny": "a rule that denies",
     "default": "the default action allow",
 }
-"""What a rule or policy may ask for beyond "allow this host"; Capabilities.egress_parts names
-those that a backend enforces."""
+"""What a rule or policy may ask for beyond "allow this host". Capabilities.egress_parts names those
+that a backend enforces."""
 
 _FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""
@@ -46,7 +45,7 @@ _ACTIONS = (ALLOW, DENY)
 
 @dataclass(frozen=True)
 class EgressRule:
-    """What to do with requests to some hosts. Empty ports, methods and path match all."""
+    """Allows or denies requests to some hosts. Empty ports, methods and path match all."""
 
     host: str
     """A host name, ``*.name`` for all names below it (not itself), ``*`` for every host, or an
@@ -57,7 +56,7 @@ class EgressRule:
     path: str = ""
     """Pattern of the path without the query; ``*`` stands for any characters."""
     rate_limit_rpm: int | None = None
-    """Most requests a minute that this rule lets through."""
+    """Most requests per minute that this rule allows."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", _host(self.host))
@@ -72,14 +71,14 @@ class EgressRule:
             if type(limit) is not int or not 0 < limit <= 1_000_000:
                 raise _wrong(self, "rate_limit_rpm", "is a whole number from 1", limit)
             if self.action == DENY:
-                raise _wrong(self, "rate_limit_rpm", "belongs to a rule that allows", limit)
+                raise _wrong(self, "rate_limit_rpm", "is for rules that allow", limit)
 
     @property
     def is_address(self) -> bool:
         return _network(self.host) is not None
 
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
-        """Whether the rule is about this request. A host name never matches an address."""
+        """Whether the rule applies to this request. A host name never matches an address."""
         return (
             self._matches_host(host)
             and (not self.ports or port in self.ports)
@@ -122,7 +121,7 @@ class EgressRule:
 
 @dataclass(frozen=True)
 class EgressPolicy:
-    """Rules in order, the first match decides, and what happens to the rest."""
+    """Ordered rules, of which the first match decides, and a default action."""
 
     rules: tuple[EgressRule, ...] = ()
     default: str = DENY
@@ -131,11 +130,11 @@ class EgressPolicy:
         if self.default not in _ACTIONS:
             raise SpecError(f"egress: default is 'allow' or 'deny', not {self.default!r}.")
         if len(self.rules) > MAX_RULES:
-            raise SpecError(f"egress has {len(self.rules)} rules; at most {MAX_RULES} are taken.")
+            raise SpecError(f"egress has {len(self.rules)} rules; the limit is {MAX_RULES}.")
 
     @property
     def deny_all(self) -> bool:
-        """No request can pass: the sandbox needs no network at all."""
+        """No request can pass, so the sandbox needs no network."""
         return self.default == DENY and all(rule.action == DENY for rule in self.rules)
 
     def __bool__(self) -> bool:
@@ -149,9 +148,8 @@ class EgressPolicy:
         return self.default
 
     def unenforceable(self, parts: Collection[str]) -> str | None:
-        """The first thing in here that needs more than ``parts`` (of ``PARTS``), as
-        ``egress[1].ports=[8443]``; None if all can be enforced. Its first word up to ``=`` names
-        the field."""
+        """The first request that needs more than ``parts`` (of ``PARTS``), as
+        ``egress[1].ports=[8443]``; None if all can be enforced."""
         for number, rule in enumerate(self.rules):
             for part in rule.parts():
                 if part not in parts:
@@ -231,7 +229,7 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, str):
         found = _SHORT.fullmatch(item)
         if found is None:
-            raise SpecError(f"egress: {item!r} is no host; HOST, HOST:PORT or !HOST is taken.")
+            raise SpecError(f"egress: {item!r} is no host; give HOST, HOST:PORT or !HOST.")
         port = found["port"]
         return EgressRule(
             host=found["host"].strip("[]"),
@@ -240,12 +238,7 @@ def _rule(item: Any) -> EgressRule:
         )
     if not isinstance(item, Mapping):
         raise SpecError(f"egress takes a list of hosts and rules; {item!r} is neither.")
-    known = [f.name for f in fields(EgressRule)]
-    for key in item:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
-            raise SpecError(f"egress: a rule has an unknown key {key!r}. {hint}")
+    check_keys(item, [f.name for f in fields(EgressRule)], "egress: a rule")
     if "host" not in item:
         raise SpecError(f"egress: a rule needs a host, '*' for all; {dict(item)!r} has none.")
     return EgressRule(**item)
@@ -261,7 +254,7 @@ def _host(host: Any) -> str:
     plain = host.lower().rstrip(".")
     if plain == "*":
         return plain
-    # What looks like an address and is none (1.2.3, 300.1.1.1) is a mistake, not a name.
+    # An invalid address (1.2.3, 300.1.1.1) is a mistake, not a name.
     numeric = plain.rsplit(".", 1)[-1].isdigit()
     if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):
         raise SpecError(

@@ -1,33 +1,4 @@
-"""Every error that sandbox-kernel raises on purpose.
-
-    SandboxError
-    +-- SpecError                 the request itself is wrong (also a ValueError)
-    |   +-- SpecRefused           the backend cannot enforce a field of it
-    +-- SandboxUnavailable        the backend cannot be used on this machine
-    +-- SandboxNotFound           no sandbox has that name
-    +-- SandboxExists             a sandbox has that name already
-    +-- SandboxGone               the sandbox ended while it was needed
-    +-- SandboxPaused             the sandbox is paused, and was not asked to go on
-    +-- SandboxTimeout            the sandbox did not answer in time (also a TimeoutError)
-    +-- ExecFailed                a command could not be run in the sandbox
-    +-- TunnelError               the wire between host and sandbox
-    |   +-- LinkLost              a stream broke; the tunnel reconnects by itself
-    |   +-- ProtocolError         the far side broke the protocol; the session is over
-    |   +-- SessionRefused        the agent refused this session (token, version, superseded)
-    |   +-- InternalError         a mistake in sandbox-kernel itself, not in the sandbox
-    +-- KernelError
-    |   +-- KernelLaunchFailed    the kernel process could not be started
-    |   |   +-- KernelProgramMissing  its program is not there (also a FileNotFoundError)
-    |   +-- KernelDied            the kernel process ended by itself
-    +-- WorkspaceError
-        +-- WorkspaceNotFound     no workspace or save of that name
-        +-- WorkspaceExists       a workspace of that name exists already
-        +-- WorkspaceRefused      a sandbox, or a damaged save, holds what must not be written
-        +-- QuotaExceeded         more files or bytes than allowed
-        +-- StoreError            the store cannot be read or written
-        |   +-- StoreDamaged      it holds what cannot be right
-        |   +-- PacksGone         what a save relied on was deleted while it was made
-        +-- ExportConflict        files of the host would be written over
+"""Every error that sandbox-kernel raises on purpose, as one tree below SandboxError.
 
 A message says what failed, in which sandbox, and what to do next.
 """
@@ -40,11 +11,11 @@ class SandboxError(RuntimeError):
 
 
 class SpecError(SandboxError, ValueError):
-    """A SandboxSpec or a piece of configuration is wrong; nothing was created."""
+    """The request is wrong: a setting, a name, a file. Nothing was created."""
 
 
 class SpecRefused(SpecError):
-    """The spec asks for something that the chosen backend cannot enforce; nothing was created."""
+    """The chosen backend cannot enforce a setting of the request. Nothing was created."""
 
 
 class SandboxUnavailable(SandboxError):
@@ -52,15 +23,15 @@ class SandboxUnavailable(SandboxError):
 
 
 class Unsupported(SandboxError):
-    """The backend has no such thing (pausing, snapshots, forks); the message says which."""
+    """The backend cannot do this (pause, snapshot, fork)."""
 
 
 class SandboxNotFound(SandboxError):
-    """No sandbox of that name (or id) exists in the backend."""
+    """The backend has no sandbox of that name or id."""
 
 
 class SandboxElsewhere(SandboxError):
-    """The sandbox belongs to another host, or container, that shares this one's folders."""
+    """The sandbox belongs to another host or container that shares our folders."""
 
 
 class SandboxExists(SandboxError):
@@ -72,7 +43,7 @@ class SandboxGone(SandboxError):
 
 
 class SandboxPaused(SandboxError):
-    """The sandbox is paused. ``SandboxHandle.resume`` lets it go on; nothing else does."""
+    """The sandbox is paused. Only ``SandboxHandle.resume`` lets it continue."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):
@@ -80,31 +51,31 @@ class SandboxTimeout(SandboxError, TimeoutError):
 
 
 class ExecFailed(SandboxError):
-    """A command could not be started in the sandbox (it does not exist, cannot be executed)."""
+    """A command could not be run in the sandbox."""
 
 
 class TunnelError(SandboxError):
-    """Something about the wire between host and sandbox."""
+    """The wire between host and sandbox failed."""
 
 
 class LinkLost(TunnelError):
-    """The stream to the sandbox broke. The tunnel handles this by reconnecting."""
+    """The stream to the sandbox broke. The tunnel reconnects."""
 
 
 class ProtocolError(TunnelError):
-    """The far side sent what the protocol does not allow. Its session is ended."""
+    """The far side violated the protocol. Its session is over."""
 
 
 class SessionRefused(TunnelError):
-    """The agent in the sandbox refused the session."""
+    """The agent refused the session (token, version, superseded)."""
 
 
 class InternalError(TunnelError):
-    """A mistake in sandbox-kernel itself has ended the session; the sandbox is not to blame."""
+    """A bug in sandbox-kernel ended the session, not the sandbox."""
 
 
 class KernelError(SandboxError):
-    """Something about the kernel process in the sandbox."""
+    """The kernel process in the sandbox failed."""
 
 
 class KernelLaunchFailed(KernelError):
@@ -112,19 +83,19 @@ class KernelLaunchFailed(KernelError):
 
 
 class KernelProgramMissing(KernelLaunchFailed, FileNotFoundError):
-    """The kernel's program is not there: clients of local kernels know this error."""
+    """The kernel's program does not exist; clients of local kernels expect FileNotFoundError."""
 
 
 class KernelDied(KernelError):
-    """The kernel process ended without being asked to."""
+    """The kernel process ended unexpectedly."""
 
 
 class WorkspaceError(SandboxError):
-    """Something about saved workspaces."""
+    """A saved workspace cannot be read or written."""
 
 
 class WorkspaceNotFound(WorkspaceError):
-    """No workspace of that name, or no such save in it."""
+    """No workspace or save has that name."""
 
 
 class WorkspaceExists(WorkspaceError):
@@ -132,7 +103,7 @@ class WorkspaceExists(WorkspaceError):
 
 
 class WorkspaceRefused(WorkspaceError):
-    """A sandbox sent, or a save holds, what must not be saved or written; nothing was."""
+    """A sandbox sent, or a save holds, something forbidden; nothing was written."""
 
 
 class QuotaExceeded(WorkspaceError):
@@ -144,12 +115,12 @@ class StoreError(WorkspaceError):
 
 
 class StoreDamaged(StoreError):
-    """The store holds what cannot be right: a checksum fails, something is missing."""
+    """The store is damaged: a checksum fails, or a file is missing."""
 
 
 class PacksGone(StoreError):
-    """What a save relied on was deleted from the store while it was made; it was not published."""
+    """Packs that a save relied on were deleted while it was made; it was not published."""
 
 
 class ExportConflict(WorkspaceError):
-    """Files that have changed on the host would be written over; nothing was written."""
+    """The export would overwrite files that have changed on the host; nothing was written."""

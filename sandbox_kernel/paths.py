@@ -1,23 +1,21 @@
 """Where sandbox-kernel keeps its files on the host.
 
-All folders are made with mode 0700 and must belong to this user: they hold session tokens and
-sockets through which code can be run in the sandboxes.
+All folders have mode 0700 and must belong to this user: they hold session tokens, and sockets
+through which one can run code in the sandboxes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
 
 
 def data_dir() -> Path:
-    """Lasting files: records of live sandboxes, their folders, workspaces.
+    """Permanent files: records of live sandboxes, their folders, workspaces.
 
     ``$SANDBOX_KERNEL_DATA_DIR``, else a folder in Jupyter's data directory.
     """
@@ -32,9 +30,9 @@ def data_dir() -> Path:
 def runtime_dir() -> Path:
     """Sockets. Short, because a Unix socket's path has at most 107 bytes.
 
-    ``$SANDBOX_KERNEL_RUNTIME_DIR``, else a folder of this user's in the system's temporary
-    directory. Not in ``$XDG_RUNTIME_DIR``, which is deleted when the user logs out, while servers
-    in tmux and sandboxes go on; unless somebody else has that name in the temporary directory.
+    ``$SANDBOX_KERNEL_RUNTIME_DIR``, else a folder of this user in the system's temporary
+    directory. ``$XDG_RUNTIME_DIR`` is the second choice, if another user has taken that name: it is
+    deleted when the user logs out, while servers in tmux and sandboxes continue.
     """
     override = os.environ.get("SANDBOX_KERNEL_RUNTIME_DIR")
     if override:
@@ -50,36 +48,15 @@ def runtime_dir() -> Path:
 
 
 def private_dir(path: Path) -> Path:
-    """Make sure that ``path`` is a folder that only this user can use."""
+    """Make ``path`` a folder that only this user can use. SandboxError if it is another's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise SandboxError(
-            f"{path} is not a folder of this user's, so it cannot be trusted with sockets and "
-            f"tokens. Remove it, or set SANDBOX_KERNEL_DATA_DIR or SANDBOX_KERNEL_RUNTIME_DIR "
-            f"to another place."
+            f"{path} is not a folder of this user's, so sockets and tokens are not safe in it. "
+            f"Remove it, or set SANDBOX_KERNEL_DATA_DIR or SANDBOX_KERNEL_RUNTIME_DIR to another "
+            f"folder."
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
-
-
-@contextlib.contextmanager
-def beside(path: Path, content: str) -> Iterator[str]:
-    """A temporary file (mode 0600) with this content in the folder of ``path``, to become it."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield temporary
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Replace a file: whoever reads it, also after a crash, finds the old one or the new one."""
-    with beside(path, content) as temporary:
-        os.replace(temporary, path)

@@ -1,5 +1,5 @@
-"""What a kernel has published, as the recorder in its sandbox (``guest/recorder.py``) hands it
-over. It is the word of the sandbox: bounded and taken apart with care."""
+"""Recordings: a kernel's output as the recorder in its sandbox (``guest/recorder.py``) sends it.
+They come from the sandbox, so they are bounded and never trusted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from sandbox_kernel.errors import ProtocolError
 
 OVERHEAD = 64 * 1024
-"""Bytes that a recording may be longer than its limit."""
+"""Bytes by which a recording may exceed its limit."""
 _SIZE = struct.Struct(">I")
 _FEWEST_PARTS, _BYTES_A_PART = 4096, 32
-"""A recording has no more parts than the first, or one for so many of its bytes: a Jupyter message
-has longer ones, on average, and each costs more memory here than its bytes."""
+"""Most parts of a recording: the first, and one for so many of its bytes. Parts of Jupyter messages
+are longer on average, and each costs more memory here than its bytes."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Recording:
     """Messages as lists of their ZMQ parts, oldest first."""
 
     first: int
-    """Number of the first message here; more than what was asked for if some are lost."""
+    """Number of the first message; higher than requested if older ones were dropped."""
     messages: list[list[bytes]] = field(default_factory=list)
     problem: str = ""
-    """Why nothing is recorded now; empty if all is well."""
+    """Why nothing is recorded now, or empty."""
 
     @property
     def next(self) -> int:
@@ -34,8 +34,7 @@ class Recording:
 
 
 def parse_recording(data: bytes, sandbox: str) -> Recording:
-    """ProtocolError if it is not what a recorder sends. It takes a moment for much data, so it is
-    for a thread that nobody waits on."""
+    """ProtocolError if a recorder cannot have sent this. Call it in a thread: it takes time."""
     try:
         head, newline, _ = data[:OVERHEAD].partition(b"\n")
         status = json.loads(head)

@@ -1,24 +1,29 @@
 """Records of live sandboxes, on disk, so that another process can find, re-attach or remove them.
 
 One JSON file a sandbox, ``<data dir>/records/<backend>/<name>.json``, mode 0600, replaced
-atomically. The file is made with O_EXCL, so it also decides who owns a name. It says on which host,
-since which boot and in which pid namespace it was made (``places``).
+atomically. It is made with link(2), which fails if the name is taken, so it also decides who owns a
+name. It says on which host, since which boot and in which pid namespace it was made
+(``host_identity``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel import places
+from sandbox_kernel import host_identity
+from sandbox_kernel.atomic_write import write_atomically, written_aside
 from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
-from sandbox_kernel.paths import beside, data_dir, private_dir, write_atomically
+from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.spec import SandboxSpec, check_name
 
 log = logging.getLogger("sandbox_kernel")
@@ -26,11 +31,13 @@ log = logging.getLogger("sandbox_kernel")
 VERSION = 1
 _SPARE, _BLOCK = 4096, 4096
 """Bytes that a record's file has for what is written down when the disk is full."""
+_editing = threading.RLock()
+"""Records are read, changed and written again in any thread of this process."""
 
 
 @dataclass
 class Record:
-    """What is known on disk about one sandbox."""
+    """The facts about one sandbox that are on disk."""
 
     backend: str
     name: str
@@ -49,8 +56,8 @@ class Record:
     version: int = VERSION
 
     @property
-    def where(self) -> places.Where:
-        return places.where(self.place)
+    def where(self) -> host_identity.Where:
+        return host_identity.where(self.place)
 
     def sandbox_spec(self) -> SandboxSpec:
         return SandboxSpec.from_mapping(self.spec, where=f"the record of sandbox {self.name!r}")
@@ -73,11 +80,12 @@ class Records:
 
     def reserve(self, record: Record) -> None:
         """Write a first record, or SandboxExists if the name is taken."""
-        record.place = record.place or places.here()
+        record.place = record.place or host_identity.here()
         path = self._path(record.backend, record.name)
         for folder in (path.parent.parent, path.parent):
             private_dir(folder)
-        with beside(path, _text(record)) as temporary:
+        content = _text(record).encode()
+        with written_aside(path.parent, content, prefix=f".{path.stem}-") as temporary:
             try:
                 os.link(temporary, path)  # atomic, and fails if the name is taken
             except FileExistsError:
@@ -124,10 +132,22 @@ class Records:
     def note(self, record: Record, **facts: Any) -> None:
         """Add the backend's facts to a sandbox's record as it is on disk now. ``record`` itself is
         left alone, and nothing is written for a sandbox that was removed."""
-        found = self.current(record)
-        if found is not None:
-            found.data.update(facts)
-            self.save(found)
+        with _editing:
+            found = self.current(record)
+            if found is not None:
+                found.data.update(facts)
+                self.save(found)
+
+    @contextlib.contextmanager
+    def edit(self, backend: str, name: str) -> Iterator[Record]:
+        """A record to change, which is then saved; no other thread changes or deletes it
+        meanwhile. SandboxNotFound if there is none. Blocks: not for an event loop."""
+        with _editing:
+            record = self.load(backend, name)
+            before = _text(record)
+            yield record
+            if _text(record) != before:
+                self.save(record)
 
     def list(self, backend: str) -> list[Record]:
         """All readable records of a backend, oldest first; an unreadable one is logged."""
@@ -143,7 +163,8 @@ class Records:
 
     def delete(self, backend: str, name: str) -> None:
         """Forget a sandbox. No error if it is forgotten already."""
-        self._path(backend, name).unlink(missing_ok=True)
+        with _editing:
+            self._path(backend, name).unlink(missing_ok=True)
 
     @staticmethod
     def _read(path: Path) -> Record:
@@ -177,3 +198,11 @@ def _write_in_place(path: Path, text: str) -> bool:
         written = file.write(data.ljust(size))
         os.fsync(file.fileno())
     return written == size
+
+
+def _after_fork_in_child() -> None:
+    global _editing
+    _editing = threading.RLock()  # a thread of the parent may hold the other one
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

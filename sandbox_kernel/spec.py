@@ -1,208 +1,54 @@
-"""SandboxSpec: what the user asks a sandbox to be.
+"""Every setting: SandboxSpec has those of the sandbox, KernelConfiguration those of the kernel.
 
-The same keys are used everywhere: as keyword arguments in Python, in a kernelspec's
-``metadata.kernel_provisioner.config``, in traitlets configuration, as ``SANDBOX_KERNEL_<KEY>`` in
-the environment and as ``--key`` on the command line. Reading a spec never guesses: an unknown key
-or a value of the wrong kind is a SpecError that names it.
+To add a setting, add a field here; ``settings.py`` says what follows from it. A setting has the
+same name everywhere: as a keyword argument, in a kernelspec's
+``metadata.kernel_provisioner.config``, in traitlets configuration, as ``SANDBOX_KERNEL_<NAME>`` in
+the environment and as ``--name`` on the command line. Reading never guesses: an unknown key or a
+wrong value is a SpecError that names it.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
 import re
 import secrets as _secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.settings import (
+    BOOLEAN,
+    ITSELF,
+    OBJECT,
+    PAIRS,
+    PATHS,
+    PROGRAM,
+    TEXT,
+    WORDS,
+    Setting,
+    ValueKind,
+    changed_fields,
+    choice,
+    number,
+    read_fields,
+    setting,
+    settings_of,
+)
+from sandbox_kernel.suggestions import check_keys
 
-ENV_PREFIX = "SANDBOX_KERNEL_"
+DEFAULT_BACKEND = "local"
 LEAST_MEMORY_MIB = 128
 """With less, a kernel, the agent and its spare interpreter do not fit."""
 MAX_ENV = 128 * 1024
 """Bytes of all environment variables of a spec together; Linux gives a process little more."""
 NOTEBOOK = ".ipynb"
 """How the path of a notebook ends. Where a workspace's name may stand, so may such a path."""
+FORMER_VOLUME = "workspace"
+"""What ``volume`` was called in earlier specs, records and launchers."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-# What each field is for; the command line and the docs print these.
-FIELD_HELP: dict[str, str] = {
-    "name": "name of the sandbox (default: a random one)",
-    "image": "image, template or snapshot that the sandbox is made from",
-    "memory_mib": "memory for the whole sandbox, in MiB",
-    "cpus": "CPUs for the whole sandbox; fractions are allowed",
-    "processes": "most processes and threads at once",
-    "open_files": "most open files of one process",
-    "disk_mib": "most that the workspace and home folders may hold, in MiB",
-    "workspace": "name of a persistent workspace, mounted at /workspace",
-    "env": "environment variables for everything that runs in the sandbox, NAME=VALUE",
-    "readable": "host paths that the sandbox may read, at the same path",
-    "python": "host interpreter whose environment the sandbox shows (default: this one)",
-    "secrets": "names of secrets that the sandbox may use",
-    "egress": "hosts that the sandbox may reach, or rules as JSON; none means no network",
-    "options": "settings that only the chosen backend knows, as JSON; see its page in the docs",
-    "labels": "free labels for your own book-keeping, NAME=VALUE",
-    "lease_seconds": "the sandbox ends when nobody has been attached to it for so long",
-    "delete_after_seconds": "a hosted sandbox that has been paused for so long is deleted",
-    "start_timeout": "seconds that starting the sandbox may take",
-}
-
-
-@dataclass(frozen=True)
-class SandboxSpec:
-    """A request for a sandbox, validated when it is made.
-
-    ``None`` means "the backend's default". A backend refuses (SpecRefused) what it cannot
-    enforce; it never ignores a field.
-    """
-
-    name: str = ""
-    image: str | None = None
-    memory_mib: int | None = None
-    cpus: float | None = None
-    processes: int | None = None
-    open_files: int | None = None
-    disk_mib: int | None = None
-    workspace: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    readable: tuple[str, ...] = ()
-    python: str | None = None
-    secrets: tuple[str, ...] = ()
-    egress: EgressPolicy = field(default_factory=EgressPolicy)
-    """Also taken: whatever ``EgressPolicy.read`` reads, such as a list of host names."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """What only the backend knows. It checks them; one that has none refuses any."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    lease_seconds: float = 3600.0
-    delete_after_seconds: float | None = None
-    start_timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            object.__setattr__(self, "name", f"sandbox-{_secrets.token_hex(4)}")
-        object.__setattr__(self, "egress", EgressPolicy.read(self.egress))
-        _check(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without what is at its default; ``from_mapping`` reads it back."""
-        default = SandboxSpec(name=self.name)
-        plain = {k: v for k, v in asdict(self).items() if k == "name" or v != getattr(default, k)}
-        if self.egress != default.egress:
-            plain["egress"] = self.egress.to_json()
-        else:
-            plain.pop("egress", None)
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], *, where: str = "the spec") -> SandboxSpec:
-        """Read a spec from configuration. ``where`` names the source in error messages."""
-        known = {f.name for f in fields(cls)}
-        kwargs: dict[str, Any] = {}
-        for key, value in values.items():
-            if key not in known:
-                close = difflib.get_close_matches(str(key), sorted(known), n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else f" Known: {sorted(known)}."
-                raise SpecError(f"{where} has an unknown key {key!r}.{hint}")
-            kwargs[key] = _coerce(key, value, where)
-        return cls(**kwargs)
-
-    def override_from_env(self, environ: Mapping[str, str] | None = None) -> SandboxSpec:
-        """This spec with every ``SANDBOX_KERNEL_<FIELD>`` of the environment applied."""
-        environ = os.environ if environ is None else environ
-        changes = {}
-        for f in fields(self):
-            variable = ENV_PREFIX + f.name.upper()
-            if environ.get(variable):
-                changes[f.name] = _coerce(f.name, environ[variable], f"${variable}")
-        return replace(self, **changes) if changes else self
-
-
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    "memory_mib": int,
-    "cpus": float,
-    "processes": int,
-    "open_files": int,
-    "disk_mib": int,
-    "lease_seconds": float,
-    "delete_after_seconds": float,
-    "start_timeout": float,
-}
-_LISTS = ("readable", "secrets")
-_MAPS = ("env", "labels", "options")
-
-
-def _coerce(key: str, value: Any, where: str) -> Any:
-    """Bring a configuration value (JSON type or string) to the field's type."""
-    if value is None and key not in ("lease_seconds", "start_timeout", "name", "egress"):
-        return {} if key in _MAPS else () if key in _LISTS else None
-    if key == "egress":
-        try:
-            return EgressPolicy.read(value)
-        except SpecError as error:
-            raise SpecError(f"{where}: {error}") from None
-    if key in _NUMBERS:
-        kind = _NUMBERS[key]
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            number = kind(value)
-            if isinstance(value, float) and number != value:
-                raise ValueError
-        except (TypeError, ValueError, OverflowError):
-            raise SpecError(
-                f"{where}: {key} takes {'a whole number' if kind is int else 'a number'}, "
-                f"not {value!r}."
-            ) from None
-        return number
-    if key in _LISTS:
-        items = [v for v in re.split(r"[,\s]+", value) if v] if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
-            raise SpecError(f"{where}: {key} takes a list of strings, not {value!r}.")
-        return tuple(items)
-    if key == "options":
-        return _coerce_options(value, where)
-    if key in _MAPS:
-        return _coerce_map(key, value, where)
-    if not isinstance(value, str):
-        raise SpecError(f"{where}: {key} takes a string, not {value!r}.")
-    return value or None if key != "name" else value
-
-
-def _coerce_options(value: Any, where: str) -> dict[str, Any]:
-    """An object, as JSON types or as text; several texts (from a command line) are combined."""
-    found: dict[str, Any] = {}
-    for item in value if isinstance(value, (list, tuple)) else [value]:
-        try:
-            read = json.loads(item) if isinstance(item, str) else item
-        except ValueError:
-            raise SpecError(f"{where}: options is not valid JSON: {item!r}.") from None
-        if not isinstance(read, Mapping) or not all(isinstance(key, str) for key in read):
-            raise SpecError(f"{where}: options takes an object with names, not {item!r}.")
-        found.update(read)
-    return found
-
-
-def _coerce_map(key: str, value: Any, where: str) -> dict[str, str]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.lstrip().startswith("{") else value.split(",")
-        except ValueError:
-            raise SpecError(f"{where}: {key} is not valid JSON: {value!r}.") from None
-    if isinstance(value, (list, tuple)):
-        pairs = [str(item).partition("=") for item in value]
-        if not all(sep for _, sep, _ in pairs):
-            raise SpecError(f"{where}: {key} takes NAME=VALUE entries, not {value!r}.")
-        value = {name: text for name, _, text in pairs}
-    if not isinstance(value, Mapping) or not all(
-        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
-    ):
-        raise SpecError(f"{where}: {key} takes names and string values, not {value!r}.")
-    return dict(value)
 
 
 def check_name(name: str, what: str = "A sandbox name") -> str:
@@ -215,26 +61,209 @@ def check_name(name: str, what: str = "A sandbox name") -> str:
     return name
 
 
-def _check(spec: SandboxSpec) -> None:
-    check_name(spec.name)
-    if spec.workspace is not None:
-        check_name(spec.workspace, "A workspace name")
-    for key in _NUMBERS:
-        value = getattr(spec, key)
-        if value is not None and not 0 < value < 1e15:
-            raise SpecError(f"{key} must be more than 0, not {value!r}.")
-    if spec.memory_mib is not None and spec.memory_mib < LEAST_MEMORY_MIB:
-        raise SpecError(
-            f"memory_mib must be at least {LEAST_MEMORY_MIB} to run a kernel, not "
-            f"{spec.memory_mib}."
-        )
-    for name, value in spec.env.items():
-        if not _ENV_NAME.fullmatch(name) or "\0" in value:
-            raise SpecError(f"env has an entry that is no environment variable: {name!r}.")
-    if sum(len(name) + len(value) for name, value in spec.env.items()) > MAX_ENV // 2:
-        raise SpecError(f"env holds more than {MAX_ENV // 2} characters; put the data in a file.")
-    for path in spec.readable:
-        if not os.path.isabs(path):
-            raise SpecError(f"readable takes absolute paths, not {path!r}.")
-    if spec.python is not None and not os.path.isabs(spec.python):
-        raise SpecError(f"python takes an absolute path, not {spec.python!r}.")
+def _name(what: str) -> ValueKind:
+    return ValueKind(lambda value: check_name(value, what) if TEXT.read(value) else None, "NAME")
+
+
+def _environment(value: Any) -> dict[str, str]:
+    found: dict[str, str] = PAIRS.read(value)
+    for name, item in found.items():
+        if not _ENV_NAME.fullmatch(name) or "\0" in item:
+            raise ValueError(f"has an entry that is no environment variable: {name!r}")
+    if sum(len(name) + len(item) for name, item in found.items()) > MAX_ENV // 2:
+        raise ValueError(f"holds more than {MAX_ENV // 2} characters; put the data in a file")
+    return found
+
+
+def _upload(value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(glob, str) for glob in value):
+        return value[0] if value in (["none"], ["folder"]) else tuple(value)
+    raise ValueError(f"is 'none', 'folder' or a list of globs, not {value!r}")
+
+
+def _random_name() -> str:
+    return f"sandbox-{_secrets.token_hex(4)}"
+
+
+_enforced = partial(setting, needs=ITSELF)
+_for_notebooks = partial(setting, only_for="provisioner")
+_MIB, _COUNT = number(int, "MIB"), number(int, "N")
+_SECONDS, _SECONDS_OR_0 = number(float, "SECONDS"), number(float, "SECONDS", least=0)
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """A request for a sandbox. Values are read and validated when it is made.
+
+    ``None`` means "the backend's default". A backend refuses (SpecRefused) what it cannot
+    enforce; it never ignores a field.
+    """
+
+    name: str = setting(
+        _random_name, "name of the sandbox (default: a random one)", _name("A sandbox name")
+    )
+    image: str | None = _enforced(
+        None,
+        "image, template or snapshot that the sandbox is made from",
+        TEXT._replace(metavar="IMAGE"),
+    )
+    memory_mib: int | None = _enforced(
+        None,
+        "memory for the whole sandbox, in MiB",
+        number(int, "MIB", least=LEAST_MEMORY_MIB, why=" to run a kernel"),
+    )
+    cpus: float | None = _enforced(
+        None, "CPUs for the whole sandbox; fractions are allowed", number(float, "N")
+    )
+    processes: int | None = _enforced(None, "most processes and threads at once", _COUNT)
+    open_files: int | None = _enforced(None, "most open files of one process", _COUNT)
+    disk_mib: int | None = _enforced(
+        None, "most that the workspace and home folders may hold, in MiB", _MIB
+    )
+    volume: str | None = _enforced(
+        None,
+        "keep the files of /workspace under this name, for the next sandbox with it",
+        _name("A volume name"),
+        only_for="launcher",
+    )
+    env: Mapping[str, str] = setting(
+        dict,
+        "environment variables for everything that runs in the sandbox, NAME=VALUE",
+        PAIRS._replace(read=_environment),
+    )
+    readable: tuple[str, ...] = _enforced(
+        (), "host paths that the sandbox may read, at the same path", PATHS
+    )
+    python: str | None = _enforced(
+        None,
+        "host interpreter whose environment the sandbox shows (default: this one)",
+        PROGRAM,
+    )
+    secrets: tuple[str, ...] = _enforced((), "names of secrets that the sandbox may use", WORDS)
+    egress: EgressPolicy = _enforced(  # noqa: RUF009  (it makes a field)
+        EgressPolicy,
+        "hosts that the sandbox may reach, or rules as JSON; none means no network",
+        ValueKind(EgressPolicy.read, "RULE", several=True),
+    )
+    """Also taken: whatever ``EgressPolicy.read`` reads, such as a list of host names."""
+    options: Mapping[str, Any] = _enforced(
+        dict,
+        "settings that only the chosen backend knows, as JSON; see its page in the docs",
+        OBJECT,
+    )
+    labels: Mapping[str, str] = setting(
+        dict, "free labels for your own book-keeping, NAME=VALUE", PAIRS
+    )
+    lease_seconds: float = setting(
+        3600.0, "end the sandbox when nobody has been attached to it for this long", _SECONDS
+    )
+    delete_after_seconds: float | None = _enforced(
+        None, "delete a hosted sandbox that has been paused for this long", _SECONDS
+    )
+    start_timeout: float = setting(60.0, "seconds that starting the sandbox may take", _SECONDS)
+    workspace: InitVar[str | None] = None
+    """The former name of ``volume``, as a keyword argument only."""
+
+    def __post_init__(self, workspace: str | None) -> None:
+        if workspace is not None:
+            object.__setattr__(self, "volume", workspace)
+        read_fields(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without what is at its default; ``from_mapping`` reads it back."""
+        return {**changed_fields(self), "name": self.name}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, where: str = "the spec") -> SandboxSpec:
+        """Read a spec from configuration. ``where`` names the source in error messages."""
+        given = {"volume" if key == FORMER_VOLUME else key: v for key, v in values.items()}
+        check_keys(given, settings_of(cls), where)
+        try:
+            return cls(**given)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+
+
+@dataclass(frozen=True)
+class KernelConfiguration:
+    """Everything that the provisioner and the launcher need to know about a new kernel."""
+
+    spec: SandboxSpec
+    backend: str = setting(
+        DEFAULT_BACKEND,
+        "kind of sandbox; `sandbox-kernel doctor` lists them",
+        TEXT._replace(metavar="BACKEND"),
+    )
+    workspace: str | None = _for_notebooks(
+        None,
+        "name of the saved workspace of all its kernels (default: one per notebook)",
+        _name("A workspace name"),
+    )
+    guest_transport: str = setting(
+        "ipc",
+        "how the kernel listens inside: ipc, or tcp for kernels that need it",
+        choice("ipc", "tcp"),
+    )
+    keep_on_exit: bool = _for_notebooks(
+        False, "leave the sandbox to its lease when this process ends without a shutdown", BOOLEAN
+    )
+    pause_on_exit: bool = setting(
+        False,
+        "pause the sandbox instead of deleting it when its kernel is shut down",
+        BOOLEAN,
+        needs="pause",
+    )
+    """A kernel that is started later with the same ``name`` continues in it."""
+    idle_pause_seconds: float = setting(
+        0.0,
+        "pause the sandbox when its kernel has been idle for this long (0: never)",
+        _SECONDS_OR_0,
+        needs="pause",
+    )
+    recreate: bool = setting(
+        False, "make a new hosted sandbox if a kernel is restarted whose sandbox is gone", BOOLEAN
+    )
+    warm_start: bool = setting(
+        True, "fork ipykernel from an interpreter that has its imports done", BOOLEAN
+    )
+    pool_size: int = _for_notebooks(
+        0, "how many sandboxes wait ready for the next kernels (0: none)", number(int, "N", least=0)
+    )
+    pool_idle_seconds: float = setting(
+        600.0, "empty the pool when no kernel has been started for this long", _SECONDS_OR_0
+    )
+    persist: bool = _for_notebooks(
+        True,
+        "save the files of a named workspace, or with the notebook, and bring them back",
+        BOOLEAN,
+    )
+    upload: str | tuple[str, ...] = _for_notebooks(
+        "none",
+        "what the sandbox gets of the notebook's folder, at each start: none, folder, globs",
+        ValueKind(_upload, "WHAT", several=True),
+    )
+    mirror: bool = _for_notebooks(
+        False, "write saved files back to the notebook's folder after every save", BOOLEAN
+    )
+    mirror_delete: bool = _for_notebooks(
+        False,
+        "with mirror: move files that it made, and that were deleted since, to a trash folder",
+        BOOLEAN,
+    )
+    named: bool = False
+    """The user has chosen the sandbox's name."""
+    notebook: str = ""
+    """Path of the notebook whose workspace it is, if the environment names one."""
+
+    def __post_init__(self) -> None:
+        read_fields(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that are not at their default, as plain JSON types, with the backend."""
+        return {"backend": self.backend, **changed_fields(self.spec), **changed_fields(self)}
+
+
+SETTINGS: Mapping[str, Setting] = {**settings_of(KernelConfiguration), **settings_of(SandboxSpec)}
+"""All settings, by name."""

@@ -1,23 +1,59 @@
-"""Options of the conformance suite, which the tests of microVMs have, too; signals as they are."""
+"""For all tests: coroutine tests, signals, and the options of the conformance suite."""
 
 from __future__ import annotations
 
+import inspect
 import json
-import signal
+from typing import Any
 
 import pytest
 
+from tests.helpers.coroutines import RunCoroutine, on_own_loop
+from tests.helpers.signals import heed_signals
+
+MARGIN = 10.0
+"""Seconds by which a coroutine test fails before pytest-timeout ends the whole process."""
+
 
 def pytest_configure() -> None:
-    """Tests send signals to what they start, which would ignore them for ever if the suite was
-    started by nohup or as a background job of a script. Runs in each worker, too."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Also runs in each worker of pytest-xdist."""
+    heed_signals()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
     group.addoption("--backend", action="append", help="test this backend; may be repeated")
     group.addoption("--backend-spec", type=json.loads, help="spec fields for it, as JSON")
+
+
+# --- tests that are coroutines
+
+
+@pytest.fixture(scope="session")
+def run_coroutine() -> RunCoroutine:
+    """How coroutine tests run. A folder can have another way: see tests/helpers/coroutines.py."""
+    return on_own_loop
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.fixturenames.append("run_coroutine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures: dict[str, Any] = pyfuncitem.funcargs
+    run: RunCoroutine = fixtures["run_coroutine"]
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(pyfuncitem.obj(**{name: fixtures[name] for name in names}), limit(pyfuncitem))
+    return True
+
+
+def limit(item: pytest.Item) -> float:
+    """Seconds that a test may take: its own ``timeout`` marker, or the suite's."""
+    marker = item.get_closest_marker("timeout")
+    suite = item.config.getoption("timeout") or item.config.getini("timeout")
+    seconds = marker.args[0] if marker else suite
+    return max(1.0, float(seconds) - MARGIN)

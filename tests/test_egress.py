@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_kernel.cli.parser import parse, spec_values
+from sandbox_kernel.cli.options import given_settings
+from sandbox_kernel.cli.parser import parse
 from sandbox_kernel.egress import PARTS, EgressPolicy, EgressRule
 from sandbox_kernel.errors import SpecError, SpecRefused
-from sandbox_kernel.sandboxes.base import Capabilities
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.settings import settings_of, values_from_environment
 from sandbox_kernel.spec import SandboxSpec
 
 FULL = {
@@ -103,10 +105,10 @@ def test_one_policy_can_be_written_in_many_ways(written: object) -> None:
 def test_environment_and_command_line_take_rules() -> None:
     """The two places where everything is text."""
     variables = {"SANDBOX_KERNEL_EGRESS": json.dumps([FULL, "b.example"])}
-    spec = SandboxSpec(name="a").override_from_env(variables)
+    spec = SandboxSpec(**values_from_environment(settings_of(SandboxSpec), variables))
     assert spec.egress == EgressPolicy.of(FULL, "b.example")
     arguments = parse(["install", "local", "--egress", json.dumps(FULL), "--egress", "b.example"])
-    assert SandboxSpec.from_mapping(spec_values(arguments)).egress == spec.egress
+    assert SandboxSpec.from_mapping(given_settings(arguments)).egress == spec.egress
 
 
 def test_records_keep_the_policy() -> None:
@@ -148,12 +150,12 @@ def test_records_keep_the_policy() -> None:
         ([{"host": "a", "path": "/a b"}], "path of"),
         ([{"host": "a", "rate_limit_rpm": 0}], "rate_limit_rpm of"),
         ([{"host": "a", "rate_limit_rpm": 1.5}], "rate_limit_rpm of"),
-        ([{"host": "a", "action": "deny", "rate_limit_rpm": 1}], "a rule that allows"),
+        ([{"host": "a", "action": "deny", "rate_limit_rpm": 1}], "is for rules that allow"),
         ({"default": "maybe"}, "default is 'allow' or 'deny'"),
         ({"rules": "a.example"}, "the keys default and rules"),
         ({"default": "deny", "rule": []}, "the keys default and rules"),
         ("{", "not valid JSON"),
-        (["a.example"] * 300, "at most 256"),
+        (["a.example"] * 300, "the limit is 256"),
     ],
 )
 def test_nonsense_is_refused_when_it_is_read(written: Any, message: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sandbox_kernel.errors import SpecError, SpecRefused
-from sandbox_kernel.sandboxes.base import Capabilities
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.settings import settings_of, values_from_environment
 from sandbox_kernel.spec import SandboxSpec
 
 
@@ -23,16 +26,19 @@ def test_round_trip_through_json_types() -> None:
 
 def test_strings_are_read_as_their_field_means_them() -> None:
     """From the environment and the command line everything comes as a string."""
-    spec = SandboxSpec(name="a").override_from_env(
-        {
-            "SANDBOX_KERNEL_MEMORY_MIB": "256",
-            "SANDBOX_KERNEL_CPUS": "1.5",
-            "SANDBOX_KERNEL_ENV": "A=1,B=x=y",
-            "SANDBOX_KERNEL_READABLE": "/opt, /srv",
-            "SANDBOX_KERNEL_LABELS": '{"team": "a"}',
-            "SANDBOX_KERNEL_IMAGE": "",
-            "OTHER": "x",
-        }
+    spec = SandboxSpec(
+        **values_from_environment(
+            settings_of(SandboxSpec),
+            {
+                "SANDBOX_KERNEL_MEMORY_MIB": "256",
+                "SANDBOX_KERNEL_CPUS": "1.5",
+                "SANDBOX_KERNEL_ENV": "A=1,B=x=y",
+                "SANDBOX_KERNEL_READABLE": "/opt, /srv",
+                "SANDBOX_KERNEL_LABELS": '{"team": "a"}',
+                "SANDBOX_KERNEL_IMAGE": "",
+                "OTHER": "x",
+            },
+        )
     )
     assert (spec.memory_mib, spec.cpus, spec.image) == (256, 1.5, None)
     assert (spec.env, spec.labels) == ({"A": "1", "B": "x=y"}, {"team": "a"})
@@ -52,7 +58,7 @@ def test_strings_are_read_as_their_field_means_them() -> None:
         ({"cpus": "nan"}, "cpus must be more than 0"),
         ({"name": "Upper"}, "A sandbox name has"),
         ({"name": "../up"}, "A sandbox name has"),
-        ({"workspace": "a/b"}, "A workspace name has"),
+        ({"volume": "a/b"}, "A volume name has"),
         ({"env": "A"}, "env takes NAME=VALUE"),
         ({"env": "{"}, "env is not valid JSON"),
         ({"env": {"A": 1}}, "env takes names and string values"),
@@ -72,11 +78,20 @@ def test_nonsense_is_refused(values: dict[str, object], message: str) -> None:
         SandboxSpec.from_mapping(values)
 
 
+def test_a_volume_by_its_former_name() -> None:
+    """Records on disk, and programs, that call a volume a workspace mean the same as before."""
+    expected = SandboxSpec(name="a", volume="mine")
+    assert SandboxSpec(name="a", workspace="mine") == expected
+    assert SandboxSpec.from_mapping({"name": "a", "workspace": "mine"}) == expected
+    assert replace(expected, cpus=1).volume == "mine"
+    assert "workspace" not in expected.to_dict()
+
+
 def test_what_a_backend_cannot_enforce_is_refused_by_name() -> None:
     """No silent downgrade: the error names the field, the backend and a way out."""
     backend = Capabilities(memory_mib=True, notes={"egress": "Use another backend."})
     backend.check(SandboxSpec(memory_mib=200), "tiny")
     with pytest.raises(SpecRefused, match=r"'tiny' cannot enforce egress=.*Use another backend"):
-        backend.check(SandboxSpec(egress=("example.org",)), "tiny")
+        backend.check(SandboxSpec.from_mapping({"egress": ["example.org"]}), "tiny")
     with pytest.raises(SpecRefused, match=r"cannot enforce image="):
         backend.check(SandboxSpec(image="debian"), "tiny")

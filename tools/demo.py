@@ -1,7 +1,7 @@
-"""Run a notebook in a sandboxed kernel, cell by cell, and show what happens. `make demo` calls it.
+"""Run a notebook in a sandboxed kernel, cell by cell, and show its output. `make demo` calls it.
 
-Ends with a line that says where the code ran; the exit code is 0 only if all cells worked and a
-kernel that promises a sandbox did run in one.
+The last line says where the code ran. The exit code is 0 only if all cells succeeded and a kernel
+that promises a sandbox ran in one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUICKSTART = Path(__file__).parents[1] / "notebooks" / "quickstart.ipynb"
 MAX_OUTPUT = 4000
 NAMESPACES = ("user", "pid", "mnt", "ipc", "uts", "net")
 
-# Runs here and in the kernel; two places are the same if they answer the same.
+# Runs here and in the kernel; equal answers mean the same place.
 WHERE = f"""
 import os
 def where():
@@ -53,21 +53,21 @@ def main() -> int:
         answer = run(arguments.notebook, arguments.kernel)
     except NoSuchKernel:
         return failed(
-            f"Jupyter finds no kernel {arguments.kernel!r}. Run this with 'make demo', or see "
+            f"Jupyter has no kernel {arguments.kernel!r}. Run this with 'make demo', or see "
             f"'jupyter kernelspec list'."
         )
     except CellExecutionError as error:
         return failed(f"A cell failed: {printable(f'{error.ename}: {error.evalue}')}")
     except (CellTimeoutError, RuntimeError) as error:  # RuntimeError: a dead kernel, SandboxError
-        return failed(f"The kernel {arguments.kernel!r} did not do its work: {error}")
+        return failed(f"The kernel {arguments.kernel!r} failed: {error}")
     try:
         return report(arguments.kernel, answer)
     except (LookupError, TypeError, ValueError):
-        return failed(f"The kernel does not say sensibly where it is: {answer!r}")
+        return failed(f"The kernel gave an invalid answer about where it runs: {answer!r}")
 
 
 def run(path: Path, kernel: str) -> str:
-    """Execute the notebook, printing as it goes, and ask the kernel where it is."""
+    """Execute the notebook, print its outputs, and return the kernel's answer to WHERE."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
@@ -96,7 +96,7 @@ def run(path: Path, kernel: str) -> str:
 
 
 def as_text(output: Any) -> str:
-    """What a terminal can show of one output."""
+    """The part of one output that a terminal can show."""
     if output.output_type == "stream":
         text = output.text
     elif output.output_type == "error":
@@ -110,13 +110,13 @@ def as_text(output: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of the sandbox's, bounded and without what could steer the terminal."""
+    """Text from the sandbox, cut to length and without control characters."""
     kept = "".join(c for c in text[:MAX_OUTPUT] if c.isprintable() or c in "\n\t")
     return kept + (" ..." if len(text) > MAX_OUTPUT else "")
 
 
 def report(kernel: str, answer: str) -> int:
-    """Say where the code ran, compared with this process."""
+    """Print where the code ran, compared with this process. Returns the exit code."""
     here, there = where(), json.loads(answer)
     if there["boot"] != here["boot"]:
         apart = "on another (virtual) machine"
@@ -124,7 +124,9 @@ def report(kernel: str, answer: str) -> int:
         own = [n for n in NAMESPACES if there["namespaces"][n] != here["namespaces"][n]]
         apart = f"in its own namespaces ({', '.join(own)})" if own else ""
     if not apart:
-        print(f"\nThe code ran directly on {here['host']!r}, in no sandbox (kernel {kernel!r}).")
+        print(
+            f"\nThe code ran directly on {here['host']!r}, without a sandbox (kernel {kernel!r})."
+        )
         promised = kernel in {spec.name for spec in list_kernelspecs()}
         return failed(f"The kernel {kernel!r} promises a sandbox.") if promised else 0
     print(
@@ -136,7 +138,7 @@ def report(kernel: str, answer: str) -> int:
 
 def where() -> dict[str, Any]:
     scope: dict[str, Any] = {}
-    exec(WHERE, scope)  # noqa: S102  (our own text, the very one that the kernel runs)
+    exec(WHERE, scope)  # noqa: S102  (our own text, the same that the kernel runs)
     answer: dict[str, Any] = scope["where"]()
     return answer
 

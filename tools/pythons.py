@@ -1,8 +1,9 @@
 """Run the quick tests on every Python that the project supports: ``make test-pythons``.
 
-Each version is looked for on PATH (``python3.13``), then asked of uv, which downloads it. What can
-be had neither way is left out, and said so. ``PYTHONS="3.13 /opt/py/bin/python3.14"`` names
-versions or interpreters instead. Each gets a virtual environment of its own (``.venv-3.13``).
+Each version is looked for on PATH (``python3.13``); if it is missing, uv downloads it. A version
+that uv cannot download is skipped, and the result says so.
+``PYTHONS="3.13 /opt/py/bin/python3.14"`` names versions or interpreters instead. Each gets its own
+virtual environment (``.venv-3.13``).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ UV = [sys.executable, "-m", "uv", "--quiet"]
 
 
 def main(arguments: list[str]) -> int:
-    """``arguments`` are passed on to pytest, in place of the quick tests."""
+    """Run pytest with ``arguments`` (default: the quick tests) on each Python."""
     wanted = os.environ.get("PYTHONS", "").split() or list(VERSIONS)
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "uv"], check=True)
     results: dict[str, str] = {}
     for name in wanted:
         interpreter = name if os.path.isabs(name) else find(name)
         if not interpreter:
-            results[name] = "not here, and not to be had"
+            results[name] = "skipped: not installed, and uv cannot download it"
             continue
         python = environment(interpreter)
         print(f"--- {name} ({interpreter})", flush=True)
@@ -40,12 +41,12 @@ def main(arguments: list[str]) -> int:
         results[name] = "passed" if ran.returncode == 0 else f"FAILED (pytest: {ran.returncode})"
     for name, result in results.items():
         print(f"{name}: {result}")
-    tried = [result for result in results.values() if not result.startswith("not here")]
+    tried = [result for result in results.values() if not result.startswith("skipped")]
     return 0 if tried and all(result == "passed" for result in tried) else 1
 
 
 def find(version: str) -> str | None:
-    """An interpreter of that version: one that is here, else one that uv can download."""
+    """An interpreter of that version: an installed one, else one that uv downloads."""
     found = shutil.which(f"python{version}")
     if found:
         return found
@@ -69,7 +70,7 @@ def environment(interpreter: str) -> str:
     folder = ROOT / f".venv-{version}"
     python = str(folder / "bin" / "python")
     subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
-    # pip takes an hour to find versions that fit where one of many packages has no wheel yet.
+    # If one package has no wheel yet, pip takes an hour to find versions that fit.
     subprocess.run(
         [*UV, "pip", "install", "--python", python, "-e", ".[test]"], cwd=ROOT, check=True
     )

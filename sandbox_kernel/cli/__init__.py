@@ -1,11 +1,12 @@
 """The command ``sandbox-kernel``.
 
-parser        the options of all commands, and what they have in common
-commands/     one module a command: ``add`` describes it, ``run`` does it
-foreground    coroutines on the background loop, for a main thread that gets signals
-streams       a command's streams to ours; terminals
-find          sandboxes by name, in all backends
-text          tables, ages, text that is safe to print
+parser          all commands, and the command behind ``--``
+options         what commands have in common: help, options, settings
+commands/       one module a command: ``add`` declares it, ``run`` does it and has its help
+foreground      runs coroutines on the background loop while the main thread gets signals
+streams         connects a command's streams with ours; terminals
+find_sandboxes  sandboxes by name, in all backends
+formatting      tables, ages, notes, JSON
 
 Exit codes: 0 worked, 1 our error (one line on stderr), 2 wrong usage, 128+N ended by signal N
 (130 for Ctrl-C). ``exec``, ``shell``, ``run`` and ``launch`` give the code of what they ran.
@@ -20,12 +21,12 @@ import sys
 from collections.abc import Sequence
 
 from sandbox_kernel.cli.foreground import Interrupted
+from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.parser import parse
-from sandbox_kernel.cli.text import note
 from sandbox_kernel.errors import SandboxError, SpecError, SpecRefused
 from sandbox_kernel.jupyter.configuration import unknown_variables
 from sandbox_kernel.sandboxes.backends import backend_names
-from sandbox_kernel.sandboxes.left import all_left, in_words
+from sandbox_kernel.sandboxes.unattended import all_left, in_words
 
 PROGRAM = "sandbox-kernel"
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if arguments.debug else logging.WARNING,
         format=f"{PROGRAM}: %(message)s",
     )
-    if not arguments.reads_settings:  # those that do refuse it
+    if not arguments.reads_settings:  # commands that do refuse unknown ones
         for problem in unknown_variables(os.environ):
             note(problem)
     try:
@@ -51,21 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if interrupted.at_once:
             # The user has asked twice: no clean-up at exit either.
             os._exit(interrupted.exit_code)
-        # All is cleaned up. Another Ctrl-C has nothing left to end but would make a mess of it.
+        # Everything is cleaned up; another Ctrl-C could only interrupt the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return interrupted.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone, as in `... | head`. That is no error, but there is
-        # nobody left to write to, also not for the interpreter when it exits.
+        # The reader of our output has ended, as in `... | head`. That is no error, but the
+        # interpreter must not write to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (SandboxError, OSError) as error:
         if arguments.debug:
             raise
         print(f"{PROGRAM}: {_one_line(error)}", file=sys.stderr)
-        # A wrong value is wrong usage, whoever finds it out; what a backend cannot do is not.
+        # A wrong value is wrong usage; a request that a backend cannot enforce is not.
         wrong = isinstance(error, SpecError) and not isinstance(error, SpecRefused)
         return 2 if wrong else 1
     return code

@@ -1,12 +1,13 @@
-"""Coroutines on the background loop, for a main thread that is sent signals.
+"""Runs coroutines on the background loop while the main thread gets signals.
 
-Ctrl-C (SIGINT), SIGTERM and SIGHUP cancel the coroutine and wait, up to a limit, until it has
-cleaned up behind itself. A second one ends at once.
+Ctrl-C (SIGINT), SIGTERM and SIGHUP cancel the coroutine and wait for its clean-up, up to a limit. A
+second signal ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import signal
 import socket
@@ -38,20 +39,20 @@ def run(
     on_signal: Callable[[int], bool] = lambda signum: False,
     also: Sequence[signal.Signals] = (),
 ) -> T:
-    """Run a coroutine on the background loop and give its result.
+    """Run a coroutine on the background loop and return its result.
 
-    ``on_signal`` is called on the loop for the signals above and those in ``also``; if it gives
-    False, the coroutine is cancelled, and Interrupted is raised when it has cleaned up.
+    ``on_signal`` is called on the loop for the signals above and those in ``also``. If it returns
+    False, the coroutine is cancelled, and Interrupted raised after its clean-up.
     """
     wanted = (*_ENDING, *also)
     with _signals(wanted) as arrivals:
-        # Other parts of the process may have handlers, too, whose signals arrive as well.
+        # Signals of other handlers in this process arrive here, too.
         supervisor = _Supervisor(arrivals, lambda n: n not in wanted or on_signal(n))
         return submit(supervisor.supervise(coroutine)).result()
 
 
 class _Supervisor:
-    """Lives on the background loop: one coroutine, and the signals that arrive meanwhile."""
+    """Watches one coroutine on the background loop, and the signals that arrive."""
 
     def __init__(self, arrivals: socket.socket, on_signal: Callable[[int], bool]) -> None:
         self._arrivals = arrivals
@@ -88,17 +89,17 @@ class _Supervisor:
 
 @contextlib.contextmanager
 def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
-    """Let these signals arrive as bytes of a socket. A handler in Python would run only when the
-    main thread wakes up, which a signal that another thread receives does not bring about."""
+    """Deliver these signals as bytes of a socket. A Python handler would run only when the main
+    thread wakes up, and a signal that another thread receives does not wake it."""
     arrivals, inlet = socket.socketpair()
     with arrivals, inlet:
         if threading.current_thread() is not threading.main_thread():
-            yield arrivals  # signals are not this thread's business
+            yield arrivals  # only the main thread gets signals
             return
         arrivals.setblocking(False)
         inlet.setblocking(False)
         wakeup = signal.set_wakeup_fd(inlet.fileno(), warn_on_full_buffer=False)
-        # What `nohup` or a shell's `&` has set to be ignored stays ignored.
+        # Signals that `nohup` or a shell's `&` ignores stay ignored.
         taken = [signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, lambda *_: None) for signum in taken}
         try:
@@ -110,28 +111,16 @@ def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call something that may block for ever, such as reading a terminal, off the loop.
-
-    Unlike ``asyncio.to_thread`` it never keeps the process from ending.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    """Call a function that may block forever, such as reading a terminal, in a thread. Unlike
+    ``asyncio.to_thread`` it never keeps the process from ending."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def work() -> None:
         try:
-            result = function(*arguments)
+            future.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001  (it is raised where the result is awaited)
-            loop.call_soon_threadsafe(settle, None, error)
-        else:
-            loop.call_soon_threadsafe(settle, result, None)
+            future.set_exception(error)
 
+    future.set_running_or_notify_cancel()
     threading.Thread(target=work, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -1,4 +1,4 @@
-"""How far a long command is, in one line on a terminal's stderr; nothing if that is none."""
+"""The progress of a long command, as one line on stderr if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INTERVAL = 0.2
 
 
 class Line:
-    """The line, written anew now and then."""
+    """The line; at most five times a second it is rewritten."""
 
     def __init__(self) -> None:
         self._shown = 0.0
@@ -38,7 +38,7 @@ class Line:
 
 @contextmanager
 def shown() -> Iterator[Line]:
-    """A line that is gone when the block ends."""
+    """A line that is erased when the block ends."""
     line = Line()
     try:
         yield line

@@ -1,20 +1,21 @@
-"""All that runs inside the sandbox. Standard library only, Python 3.9+, relative imports only.
+"""Everything that runs only inside the sandbox. Standard library, Python 3.9, relative imports.
 
-wire/       the protocol, as state machines without I/O (both sides use it)
-loop        a small event loop with the part of asyncio's interface that is needed here
-fdlink      a link over file descriptors (both sides)
-peer        session + multiplexer + link: one side of a running connection (both sides)
-pump        a stream of the multiplexer <-> a local socket (both sides)
-control     control calls from the host
-kernel      the kernel process
-warmstart   keeps an interpreter with ipykernel imported, to fork kernels from (warmprocess
-            starts it, warm/ is its inside)
-agent       the daemon in the sandbox: owns the kernel and the session
-connector   the command that the host runs to reach the agent; it only passes its stdio on
-jailinit    PID 1 of the local jail
-jailspawn   how it starts processes
-landlock    a second wall behind the jail's mounts
-jailwatch   its watch over memory, processes and disk where nothing better holds them
-jailview    the /proc/meminfo that the jail sees
-jaildisk    counts what the jail's folders hold, for that watch
+loop            a small event loop with the part of asyncio's interface that ``wire/`` needs
+agent           the daemon in the sandbox: owns the kernel and the session; it consists of
+agent_socket    connectors and their HELLO,
+sessions        the token and the present session,
+targets         what the session's streams lead to, and
+control_calls   what the host can ask for (control_server speaks the protocol)
+connector       the command that the host runs to reach the agent; it only passes its stdio on
+rekey           gives a copied agent a token of its own
+kernel_process  the kernel process
+listeners       clients that must hear a new kernel from its first message
+recorder        keeps the kernel's latest output
+warm_start      keeps an interpreter with ipykernel imported, to fork kernels from (warm_process
+                starts it, warm/ runs in it)
+landlock        a second wall behind the jail's mounts
+commands/       runs commands, as process 1 of a jail or a box and where a provider has no stdin
+copy_stream     files as one stream
+workspace/      the sandbox's half of persist and hydrate
+jail/           what only the local jail needs
 """

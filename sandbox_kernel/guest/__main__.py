@@ -12,7 +12,7 @@ def main(arguments: "Optional[List[str]]" = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command == "agent" and len(rest) >= 2:
         # First what takes longest: the kernel's imports go on while the agent starts.
-        from .warmprocess import WarmProcess, kernel_command
+        from .warm_process import WarmProcess, kernel_command
 
         warm = WarmProcess.start(kernel_command(rest[2:], rest[0]))
         from .agent import main as agent

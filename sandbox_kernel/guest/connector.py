@@ -10,7 +10,8 @@ import socket
 import sys
 import time
 
-from .wire.codec import CODECS, PREAMBLE
+from ..wire.codec import CODECS, PREAMBLE
+from ..wire.descriptors import send_with_descriptors
 
 SOCKET = "agent.sock"
 """Name of the agent's socket in its folder."""
@@ -24,13 +25,18 @@ def main(folder: str, codec: str) -> int:
     if codec not in CODECS:
         print("unknown codec %r; known: %s" % (codec, ", ".join(CODECS)), file=sys.stderr)
         return 2
-    connection = open_agent(os.path.join(folder, SOCKET))
+    return hand_over(os.path.join(folder, SOCKET), codec)
+
+
+def hand_over(address: str, codec: str, timeout: float = AGENT_TIMEOUT) -> int:
+    """Hand stdin and stdout to whoever listens at ``address``, and wait for the end."""
+    connection = open_agent(address, timeout)
     if connection is None:
-        print("no agent answers in %s" % folder, file=sys.stderr)
+        print("no agent answers at %s" % address.lstrip("\0"), file=sys.stderr)
         return EXIT_NO_AGENT
     with connection:
         os.write(1, PREAMBLE)
-        socket.send_fds(connection, [json.dumps({"codec": codec}).encode()], [0, 1])
+        send_with_descriptors(connection, json.dumps({"codec": codec}).encode(), [0, 1])
         # This process must not keep the stream open when the agent closes its copies.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
@@ -39,9 +45,9 @@ def main(folder: str, codec: str) -> int:
     return 0
 
 
-def open_agent(path: str) -> "socket.socket | None":
+def open_agent(path: str, timeout: float = AGENT_TIMEOUT) -> "socket.socket | None":
     """A connection to the agent's socket, waiting for one that is starting; None if none comes."""
-    deadline = time.monotonic() + AGENT_TIMEOUT
+    deadline = time.monotonic() + timeout
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -1,13 +1,12 @@
-"""Landlock: a second wall behind the mounts of the local jail, where the kernel has it.
+"""Landlock: a second wall behind the mounts of the local jail, where Linux has it.
 
-Used by process 1 of the jail, before it runs anything; all that it starts inherits it, and nothing
-can take it off. The mounts say what is there. This says the same once more, to another part of the
-kernel: a file may be read, executed or listed only if the way to it leads down from the jail's
-root, and changed only below a mount that is writable there. So a descriptor of a host's folder that
-has got in, or a bug in mount namespaces, does not give the host's files away.
+Process 1 of the jail puts it up before it runs anything; all descendants inherit it, and nothing
+can take it off. It repeats what the mounts say to another part of Linux: a file may be read,
+executed or listed only below the jail's root, and changed only below a writable mount. So neither a
+leaked descriptor of a host folder nor a bug in mount namespaces gives the host's files away.
 
-Network is left to the jail's namespace, but signals and abstract sockets to what is outside are
-refused here, too (since Linux 6.12).
+The jail's namespace handles the network, but since Linux 6.12 signals and abstract sockets to
+processes outside are refused here, too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEAST_ABI = 2
-"""Before, nothing could be renamed or linked from one folder to another."""
+"""Older versions forbid to rename or link files from one folder to another."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on all machines
 _ASK_VERSION = 1
@@ -38,7 +37,7 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
-# What hostile code is denied, it can try a million times; the host's log is not for that.
+# Hostile code can try a million times, which must not fill the host's log.
 _LOG_NOTHING = 1 << 0 | 1 << 2
 
 
@@ -57,7 +56,7 @@ class _Beneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock that the kernel offers; 0 if it has none, or has it turned off."""
+    """The version of Landlock; 0 if Linux has none, or has it turned off."""
     try:
         return _call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError as error:
@@ -67,10 +66,9 @@ def abi() -> int:
 
 
 def restrict() -> int:
-    """Put the wall up for this process and all that it starts; it must have no other threads.
+    """Put the wall up for this process, which must have no other threads, and its descendants.
 
-    Gives the version that is in force, or 0 if there is none that will do. OSError if it cannot
-    be put up although the kernel has it.
+    Return the version in force, or 0 if Linux has none that suffices. OSError if it fails.
     """
     version = abi()
     if version < LEAST_ABI:
@@ -93,16 +91,15 @@ def restrict() -> int:
 
 
 def layer() -> int:
-    """A descriptor of a layer to put on processes with ``enter``; -1 if there can be none.
+    """A descriptor of a layer to put on processes with ``enter``; -1 if there is none.
 
-    It forbids nothing in the file system. But who is in it can look into the memory only of who
-    is in the same one or in one on top of it: not of this process, of what else it starts, or of
-    those who have another layer. Only for a process that has given up to gain rights anyway.
+    It forbids nothing in the file system, but a process in it cannot look into the memory of a
+    process outside, such as this one. It needs no_new_privs.
     """
     if abi() < LEAST_ABI or ctypes.CDLL(None).prctl(_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         return -1
-    # One right at least must be named; nobody in there can make block devices. And unless it is
-    # named, too, moving files from folder to folder would be forbidden.
+    # At least one right must be named, and nobody in there can make block devices. Moving files
+    # between folders would be forbidden if REFER were not named and allowed.
     attributes = _Ruleset(_MAKE_BLOCK | _REFER, 0, 0)
     ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
     _allow(ruleset, "/", _REFER)
@@ -110,18 +107,18 @@ def layer() -> int:
 
 
 def enter(ruleset: int) -> None:
-    """Put a layer on this process and all that it starts. It must have no other threads."""
+    """Put a layer on this process, which must have no other threads, and its descendants."""
     _call(_RESTRICT_SELF, ruleset, 0)
 
 
 def writable_mounts(mountinfo: Iterable[str] | None = None) -> list[str]:
-    """Where a mount is that may be written to, as this process sees it."""
+    """The mount points that this process sees as writable."""
     if mountinfo is None:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             mountinfo = file.readlines()
     found = {}
     for line in mountinfo:
-        # number, parent, device, root, mount point, options; of two at one place the later counts
+        # number, parent, device, root, mount point, options; the later of two at one place counts
         fields = line.split()
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         found[place] = "rw" in fields[5].split(",")

@@ -1,72 +1,60 @@
-"""Listeners: clients of the kernel's output, who are to hear a new kernel from its first word.
+"""Listeners: clients of the kernel's output, which must hear a new kernel from its first message.
 
-When a kernel ends, its clients' ZeroMQ sockets reconnect, each by itself, a tenth of a second or
-two later, and subscribe again when their program next looks at them. A kernel that starts sooner is
-asked through the one socket while nobody listens at the other, and what it publishes is lost; a
-plain local kernel often loses it. Here, requests to a new kernel wait for those who listened to the
-last one, and whoever comes back is subscribed at once, by the agent.
+After a restart, clients' ZeroMQ sockets reconnect one by one, a tenth of a second or two later, and
+subscribe when their program next polls them. A kernel that starts sooner publishes to nobody; a
+plain local kernel often loses its first output that way. Here, requests to a new kernel wait for
+those who listened to the last one, and the agent subscribes them as soon as they are back.
 """
 
 import contextlib
 from collections import deque
 from typing import Any, Callable, Deque, Set
 
-from .pump import Pump
-from .wire.frames import Buffer
-from .wire.mux import Stream
-from .zmtp import COMMAND, GREETING_SIZE, LONG, SUBSCRIBE_ALL
+from ..wire.frames import Buffer
+from ..wire.mux import Stream
+from ..wire.pump import Pump
+from ..wire.zmtp import COMMAND, HELLO, READY, SUB_SOCKET, SUBSCRIBE_ALL, ZmtpReader
 
 RETURN_LIMIT = 3.0
-"""Seconds after its launch that a kernel's listeners are waited for."""
-
-_READY, _HELLO = b"\x05READY", b"\x05HELLO"
-_SUBSCRIBER = b"\x0bSocket-Type\x00\x00\x00\x03SUB"
+"""Seconds after its launch that a kernel's requests wait for its listeners."""
 _MAX_STEP = 64 * 1024
 
 
 class Handshake:
-    """Watches what a client says, in ZMTP 3, until it has said its part of the handshake."""
+    """Watches a client's side of the ZMTP handshake."""
 
     def __init__(self) -> None:
         self.done = False
         self.subscribable = False
-        """Done, by a plain SUB socket that has said no more: the next word may be said for it.
-        Such a socket drops by itself what it has not subscribed to."""
-        self._greeted = False
-        self._data = bytearray()
+        """It is a plain SUB socket that has sent READY and nothing else: it is safe to inject a
+        SUBSCRIBE. Such a socket drops messages that its program has not subscribed to."""
+        self._reader = ZmtpReader()
 
     def feed(self, data: Buffer) -> bool:
-        """Whether it is done by now."""
-        self._data += data
-        if not self._greeted and len(self._data) >= GREETING_SIZE:
-            self._greeted = True
-            del self._data[:GREETING_SIZE]
-        while self._greeted and self._data and not self.done:
-            header = 9 if self._data[0] & LONG else 2
-            end = header + int.from_bytes(self._data[1:header], "big")
-            if not self._data[0] & COMMAND or end > _MAX_STEP:
-                self.done = True  # it does not shake hands as we know it
-            elif len(self._data) < max(header, end):
+        """True when the handshake is done."""
+        reader = self._reader
+        reader.feed(data)
+        while not self.done and reader.next_flags is not None:
+            if not reader.next_flags & COMMAND:
+                self.done = True  # no handshake that we know
                 break
-            else:
-                self._step(self._data[header:end])
-                del self._data[:end]
-                self.subscribable = self.subscribable and not self._data
+            frame = reader.next_frame(_MAX_STEP)
+            if frame is None:
+                break
+            # HELLO is followed by INITIATE (encrypted), and READY by nothing.
+            self.done = not frame.body.startswith(HELLO)
+            plain_sub = frame.body.startswith(READY) and SUB_SOCKET in frame.body
+            self.subscribable = plain_sub and reader.next_flags is None
         return self.done
-
-    def _step(self, body: bytearray) -> None:
-        # HELLO is followed by INITIATE (encrypted), and READY by nothing.
-        self.done = not body.startswith(_HELLO)
-        self.subscribable = body.startswith(_READY) and _SUBSCRIBER in body
 
 
 class Listeners:
-    """Who is waited for. Streams are those of the output channel."""
+    """The output streams that requests wait for."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._away: Deque[float] = deque()  # since when, each of them
-        self._back: Set[Stream] = set()  # but not yet through with the handshake
+        self._away: Deque[float] = deque()  # when each of them was lost
+        self._back: Set[Stream] = set()  # connected, handshake not done
         self._until = 0.0
 
     @property
@@ -75,36 +63,36 @@ class Listeners:
         return bool(self._away or self._back) and self._clock() < self._until
 
     def launched(self) -> None:
-        """There is a kernel, or a new one."""
+        """A kernel was launched."""
         now = self._clock()
         while self._away and self._away[0] < now - RETURN_LIMIT:
-            self._away.popleft()  # it has left for good
+            self._away.popleft()  # it is not coming back
         self._until = now + RETURN_LIMIT
 
     def lost(self) -> None:
-        """The kernel has hung up on one."""
+        """The kernel has closed the connection of one."""
         self._away.append(self._clock())
 
     def opened(self, stream: Stream) -> None:
-        """A client wants to listen: one that is awaited, if any is."""
+        """A client has opened an output stream: one that is awaited, if any is."""
         if self._away:
             self._away.popleft()
             self._back.add(stream)
 
     def settled(self, stream: Stream) -> bool:
-        """It is through with the handshake, or has left. Whether it was awaited."""
+        """Its handshake is done, or it has left. True if it was awaited."""
         awaited = stream in self._back
         self._back.discard(stream)
         return awaited
 
     def forget(self) -> None:
-        """There is nobody any more."""
+        """The session is over, and its clients are gone."""
         self._away.clear()
         self._back.clear()
 
 
 class ListenerPump(Pump):
-    """Carries the output to one client, as any pump, and tells ``listeners`` about it."""
+    """A pump of the output channel that keeps ``listeners`` informed."""
 
     def __init__(self, listeners: Listeners, *pump: Any) -> None:
         super().__init__(*pump)
@@ -119,8 +107,8 @@ class ListenerPump(Pump):
 
     def _subscribe(self) -> None:
         if self._handshake.subscribable and not self._out:
-            # A few bytes on a new connection: they fit into its buffer, or it is broken, which
-            # its reader finds out.
+            # A few bytes fit into the buffer of a new connection. If it is broken, its reader
+            # finds out.
             with contextlib.suppress(OSError):
                 self._sock.send(SUBSCRIBE_ALL)
 

@@ -1,37 +1,29 @@
 """A small event loop: file descriptors, timers, and callbacks soon.
 
-It has the names of asyncio's loop, so that ``fdlink``, ``peer`` and ``pump`` run on either; it is
-used in the sandbox because importing asyncio costs more than the whole agent.
+It has the names of asyncio's loop, so that ``fdlink``, ``peer`` and ``pump`` run on either. All
+programs in the sandbox use it, because importing asyncio takes longer than starting the agent.
 """
+
+from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import selectors
+import signal
 import time
-import traceback
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Tuple
 
-Callback = Callable[..., object]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-
-class Cancellable(Protocol):
-    def cancel(self) -> None: ...
-
-
-class LoopLike(Protocol):
-    """The part of an event loop that the shared shells use; asyncio's loop fits it too."""
-
-    def add_reader(self, fd: int, callback: Callback, *args: Any) -> Any: ...
-    def remove_reader(self, fd: int) -> Any: ...
-    def add_writer(self, fd: int, callback: Callback, *args: Any) -> Any: ...
-    def remove_writer(self, fd: int) -> Any: ...
-    def call_soon(self, callback: Callback, *args: Any) -> Any: ...
-    def call_later(self, delay: float, callback: Callback, *args: Any) -> Any: ...
-    def time(self) -> float: ...
+    from ..wire.event_loop import Callback
 
 
 def _print_error(error: BaseException) -> None:
+    import traceback
+
     traceback.print_exception(type(error), error, error.__traceback__)
 
 
@@ -45,10 +37,13 @@ class Timer:
 
 
 class Loop:
-    """Runs until ``stop``. Not thread-safe, but for signal handlers that write to a watched fd."""
+    """Runs until ``stop``. Not thread-safe: a signal handler may only write to a watched fd.
 
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+    The default selector is the fastest; a PollSelector also takes plain files.
+    """
+
+    def __init__(self, selector: Optional[selectors.BaseSelector] = None) -> None:
+        self._selector = selector or selectors.DefaultSelector()
         self._callbacks: Dict[int, Dict[int, Tuple[Callback, Tuple[Any, ...]]]] = {}
         self._soon: Deque[Tuple[Callback, Tuple[Any, ...]]] = deque()
         self._timers: List[Tuple[float, int, Timer]] = []
@@ -100,9 +95,25 @@ class Loop:
         heapq.heappush(self._timers, (self.time() + delay, next(self._order), timer))
         return timer
 
+    def watch_children(self, callback: Callable[[], object]) -> None:
+        """Call back when a child may have changed its state, and after any other signal that has
+        a Python handler."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+        def woken() -> None:
+            os.read(read, 4096)
+            callback()
+
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.add_reader(read, woken)
+
     def run(self) -> None:
         while self._running:
             self._turn()
+
+    def close(self) -> None:
+        self._selector.close()
 
     def _turn(self) -> None:
         for key, mask in self._selector.select(self._timeout()):

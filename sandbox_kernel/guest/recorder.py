@@ -1,10 +1,10 @@
-"""Recorder: keeps the last of what the kernel publishes, for a host that was not there to hear it.
+"""Recorder: keeps the kernel's latest output for a host that was not there to hear it.
 
-A kernel's iopub socket drops what nobody has subscribed to. While the recorder is on, it is one
-more subscriber, inside the sandbox, that outlives every host process: what a server missed because
-it was killed is handed over, in order, to the next one. It speaks just enough ZMTP 3.0 (NULL
-mechanism) to subscribe; a kernel that encrypts its sockets cannot be recorded, and ``status`` says
-so. What is kept is bounded by ``limit`` bytes; the oldest goes first, and is counted.
+A kernel's iopub socket drops messages without a subscriber. The recorder is a subscriber inside the
+sandbox that outlives every host process: a server that was killed leaves nothing unheard, because
+the next one gets the recording. It speaks just enough ZMTP to subscribe; a kernel that encrypts its
+sockets cannot be recorded, and ``status`` says so. At most ``limit`` bytes are kept; the oldest
+messages go first, and are counted.
 """
 
 import json
@@ -13,22 +13,26 @@ import struct
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-from .loop import LoopLike
-from .peer import Peer
-from .wire.frames import Buffer
-from .wire.mux import Stream
-from .zmtp import COMMAND, GREETING_SIZE, LONG, MORE, SUBSCRIBE_ALL
+from ..wire.event_loop import LoopLike
+from ..wire.mux import Stream
+from ..wire.peer import Peer
+from ..wire.zmtp import (
+    COMMAND,
+    MORE,
+    PLAIN_GREETING,
+    READY_SUB,
+    SUBSCRIBE_ALL,
+    ZmtpReader,
+    speaks_plainly,
+)
 
 MAX_LIMIT = 256 * 2**20
 _READ = 256 * 1024
 _DRAIN = 64
 _FIRST_INTERVAL, _MAX_INTERVAL = 0.004, 0.5
+_ENCRYPTED = "the kernel's output socket does not speak plain ZMTP 3; is it encrypted?"
 
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-_READY_BODY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 3) + b"SUB"
-_READY = bytes([COMMAND, len(_READY_BODY)]) + _READY_BODY
 _SIZE = struct.Struct(">I")
-_LONG_SIZE = struct.Struct(">Q")
 
 
 class Recorder:
@@ -53,7 +57,7 @@ class Recorder:
         self._problem = ""
 
     def start(self, limit: int) -> Dict[str, Any]:
-        """Record from now on, also kernels that are launched later; 0 ends it."""
+        """Record this kernel and later ones; a limit of 0 ends it."""
         self.limit = limit
         self._trim()
         if limit and self._subscriber is None:
@@ -63,7 +67,7 @@ class Recorder:
         return self.status()
 
     def launched(self) -> None:
-        """There is a kernel, or a new one."""
+        """A kernel was launched."""
         if self.limit:
             self._stop_listening()
             self._problem = ""
@@ -80,12 +84,11 @@ class Recorder:
         }
 
     def send(self, peer: Peer, stream: Stream, since: int) -> None:
-        """Write what is kept, from number ``since`` on, to a stream: a line of JSON, then each
-        message as its number of parts and the parts, each with its size before it."""
+        """Write the messages from number ``since`` on to a stream: a line of JSON, then each
+        message as its number of parts and the parts, each behind its size."""
         if self._subscriber is not None:
             self._subscriber.drain()
         start = min(max(0, since - self.first), len(self._kept))
-        stream.owner = _Reader(stream)
         status = self.status()
         status["first"] = self.first + start
         stream.write(json.dumps(status).encode() + b"\n")
@@ -107,13 +110,13 @@ class Recorder:
         self._trim()
 
     def too_big(self) -> None:
-        """A message that is bigger than all that may be kept."""
+        """A message was bigger than the limit."""
         self.first += len(self._kept) + 1
         self._kept.clear()
         self._size = 0
 
     def lost(self, why: str, final: bool) -> None:
-        """The subscription has ended; unless the kernel has, too, there will be another."""
+        """The subscription has ended; another is tried unless that is ``final``."""
         self._subscriber = None
         self._problem = why
         if not final:
@@ -149,25 +152,6 @@ class Recorder:
             self._interval = min(2 * self._interval, _MAX_INTERVAL)
 
 
-class _Reader:
-    """The host's end of a stream on which it only listens."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def on_data(self, payload: Buffer) -> None:
-        self._stream.consumed(len(payload))
-
-    def on_finished(self) -> None:
-        """It has nothing to say."""
-
-    def on_reset(self, reason: str) -> None:
-        """It has changed its mind."""
-
-    def on_room(self) -> None:
-        """All has been written at once."""
-
-
 class _Subscriber:
     """One connection to a publisher's socket."""
 
@@ -175,16 +159,15 @@ class _Subscriber:
         self._loop = loop
         self._sock = sock
         self._recorder = recorder
-        self._data = bytearray()
-        self._greeted = False
+        self._reader = ZmtpReader()
+        self._subscribed = False
         self._parts: List[bytes] = []
         self._parts_size = 0
-        self._skip = 0
-        self._skipping = False
+        self._skipping = False  # the rest of a message that is too big
         self._closed = False
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
-        self._send(_GREETING)
+        self._send(PLAIN_GREETING)
 
     def close(self) -> None:
         if not self._closed:
@@ -193,7 +176,7 @@ class _Subscriber:
             self._sock.close()
 
     def drain(self) -> None:
-        """Take what has arrived, before somebody is told what there is."""
+        """Read what has arrived, so that the recording is complete."""
         for _ in range(_DRAIN):
             if self._closed or not self._readable():
                 return
@@ -203,7 +186,7 @@ class _Subscriber:
         self._recorder.lost(why, final)
 
     def _send(self, data: bytes) -> None:
-        # A few bytes on a new connection: they fit into its buffer, or it is broken.
+        # A few bytes fit into the buffer of a new connection, or it is broken.
         try:
             if self._sock.send(data) != len(data):
                 self._fail("the kernel's output socket takes nothing")
@@ -219,60 +202,36 @@ class _Subscriber:
             self._fail(str(error))
             return False
         if not data:
-            if self._greeted:
+            if self._subscribed:
                 self._fail("the kernel has closed its output socket")
             else:
-                self._fail("the kernel does not speak plainly; is its output encrypted?", True)
+                self._fail(_ENCRYPTED, True)
             return False
-        if self._skip:
-            skipped = min(self._skip, len(data))
-            self._skip -= skipped
-            data = data[skipped:]
-        self._data += data
-        self._parse()
+        self._reader.feed(data)
+        if not self._subscribed and self._reader.greeting is not None:
+            self._subscribe(self._reader.greeting)
+        self._read_frames()
         return not self._closed
 
-    def _parse(self) -> None:
-        if not self._greeted and not self._greet():
-            return
-        data, start = self._data, 0
-        while not self._closed and len(data) - start >= 2:
-            flags = data[start]
-            if flags & LONG:
-                if len(data) - start < 9:
-                    break
-                size, body = _LONG_SIZE.unpack_from(data, start + 1)[0], start + 9
-            else:
-                size, body = data[start + 1], start + 2
-            if self._skipping or self._parts_size + size > self._recorder.limit:
-                self._skipping = True
-                left = len(data) - body
-                self._skip = max(0, size - left)
-                start = body + min(size, left)
-                self._part(flags, b"")
-                continue
-            if len(data) - body < size:
-                break
-            self._part(flags, bytes(data[body : body + size]))
-            start = body + size
-        del data[:start]
+    def _subscribe(self, greeting: bytes) -> None:
+        if speaks_plainly(greeting):
+            self._subscribed = True
+            self._send(READY_SUB + SUBSCRIBE_ALL)
+        else:
+            self._fail(_ENCRYPTED, True)
 
-    def _greet(self) -> bool:
-        if len(self._data) < GREETING_SIZE:
-            return False
-        greeting = bytes(self._data[:GREETING_SIZE])
-        mechanism = greeting[12:32].rstrip(b"\0")
-        if greeting[0] != 0xFF or greeting[10] < 3 or mechanism != b"NULL":
-            self._fail("the kernel does not speak plainly; is its output encrypted?", True)
-            return False
-        del self._data[:GREETING_SIZE]
-        self._greeted = True
-        self._send(_READY + SUBSCRIBE_ALL)
-        return not self._closed
+    def _read_frames(self) -> None:
+        while not self._closed:
+            room = -1 if self._skipping else self._recorder.limit - self._parts_size
+            frame = self._reader.next_frame(room)
+            if frame is None:
+                return
+            self._skipping = self._skipping or frame.size > room
+            self._part(frame.flags, frame.body)
 
     def _part(self, flags: int, part: bytes) -> None:
         if flags & COMMAND:
-            return  # READY, or a heartbeat that was not asked for
+            return  # READY, or a heartbeat
         self._parts.append(part)
         self._parts_size += len(part)
         if flags & MORE:

@@ -1,9 +1,8 @@
-"""Re-keying: telling an agent whose memory was copied that it now belongs to another sandbox.
+"""Re-keying: gives an agent whose memory was copied a token and a name of its own.
 
-After a live fork, or the restoring of a memory snapshot, two agents know the same token. The host
-runs ``rekey DIR`` in the copy; that passes one request to the agent there, which leaves its old
-session, takes a new token and refreshes the kernel's random numbers. From then on neither sandbox
-can be reached with the token of the other.
+After a live fork, or when a memory snapshot is restored, two agents have the same token. The host
+runs ``rekey DIR`` in the copy, which passes one request to the agent there. From then on neither
+sandbox can be reached with the token of the other.
 """
 
 import fcntl
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
 MAX_REQUEST = 4096
-"""Bytes of a request; it must arrive in one piece."""
+"""Longest request in bytes; it must arrive in one piece."""
 EXIT_REFUSED = 77
 _ANSWER_TIMEOUT = 20.0
 _RNDRESEEDCRNG = 0x5207
-_FIELDS = ("token", "new_token", "name", "entropy")
+FIELDS = ("token", "new_token", "name", "entropy")
 
 
 def main(folder: str) -> int:
     """Pass the request on stdin (one JSON line) to the agent of ``folder``; print its answer."""
     request = read_request(sys.stdin.buffer.readline(MAX_REQUEST + 1))
     if request is None:
-        print("stdin holds no request to re-key", file=sys.stderr)
+        print("stdin has no re-key request", file=sys.stderr)
         return 2
     connection = open_agent(os.path.join(folder, SOCKET))
     if connection is None:
@@ -45,7 +44,7 @@ def main(folder: str) -> int:
 
 
 def read_request(line: bytes) -> "Optional[Dict[str, str]]":
-    """The request, or None if it is none."""
+    """The request, or None if it is invalid."""
     try:
         found: "Any" = json.loads(line) if len(line) <= MAX_REQUEST else None
     except ValueError:
@@ -54,8 +53,8 @@ def read_request(line: bytes) -> "Optional[Dict[str, str]]":
 
 
 def is_request(found: "Any") -> bool:
-    """Whether this has the fields of a request and no others, and a new token that is no joke."""
-    if not isinstance(found, dict) or set(found) != set(_FIELDS):
+    """Has this exactly the fields of a request, and a new token of 16 characters or more?"""
+    if not isinstance(found, dict) or set(found) != set(FIELDS):
         return False
     if not all(isinstance(value, str) and value.isascii() for value in found.values()):
         return False
@@ -67,19 +66,19 @@ def is_request(found: "Any") -> bool:
 
 
 def reseed(entropy: bytes) -> None:
-    """Give the kernel fresh randomness and make it use it at once: in a copy of a machine it
-    would otherwise hand out the numbers that the original gets."""
+    """Give the operating system fresh randomness, and make it reseed at once: a copy of a machine
+    would otherwise hand out the same random numbers as the original."""
     try:
         fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
-        print("no fresh randomness:", error, flush=True)
+        print("agent: no fresh randomness:", error, flush=True)
         return
     try:
         os.write(fd, entropy)
         fcntl.ioctl(fd, _RNDRESEEDCRNG)
     except OSError as error:
-        # Without the right to do so the numbers differ from the kernel's next own reseeding on.
-        print("the random numbers are refreshed only later:", error, flush=True)
+        # Without the right to do so, the numbers differ after the system's own next reseeding.
+        print("agent: random numbers are reseeded later:", error, flush=True)
     finally:
         os.close(fd)
 

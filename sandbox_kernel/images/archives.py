@@ -1,7 +1,7 @@
-"""Tar archives that come from anywhere, read without ever being unpacked.
+"""Reads untrusted tar archives without unpacking them.
 
-An archive is a stream of entries whose names, links and sizes have been checked; whatever could
-hurt the one who unpacks it later is refused. Nothing is kept in memory but what a caller keeps.
+An archive becomes a stream of entries with validated names, links and sizes. Entries that could
+harm whoever unpacks them later are refused. Memory use is bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, Any, BinaryIO, cast
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
 
 MAX_BYTES = 64 * 2**30
 MAX_ENTRIES = 2_000_000
@@ -29,19 +29,19 @@ _EXTENSIONS = (
 
 
 class BadArchive(SpecError):
-    """An archive that is broken, or made to do harm. Nothing was made of it."""
+    """An archive is broken or malicious."""
 
 
 class _Entry(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
-        # These are read into memory as a whole.
+        # tarfile reads these into memory.
         if self.type in _EXTENSIONS and self.size > MAX_HEADER:
             raise BadArchive(f"has a header of {self.size} bytes")
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
 class _Limited:
-    """A file that can be read, but only so far."""
+    """A file of which at most ``limit`` bytes can be read."""
 
     def __init__(self, file: IO[bytes], limit: int) -> None:
         self._file = file
@@ -56,7 +56,7 @@ class _Limited:
 
 
 def decompressed(file: BinaryIO, where: str) -> IO[bytes]:
-    """What a file holds, which is compressed or not: the first bytes tell."""
+    """The uncompressed content of a file; its first bytes say how it is compressed."""
     start = file.read(6)
     file.seek(0)
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
@@ -68,7 +68,7 @@ def decompressed(file: BinaryIO, where: str) -> IO[bytes]:
         return bz2.BZ2File(file)
     if kind == "zstd":
         raise BadArchive(
-            f"{where} is compressed by zstd, which is not understood here. Compress it by gzip."
+            f"{where} is compressed with zstd, which is not supported. Compress it with gzip."
         )
     return file
 
@@ -76,11 +76,11 @@ def decompressed(file: BinaryIO, where: str) -> IO[bytes]:
 def entries(
     file: IO[bytes], where: str, *, limit: int = MAX_BYTES
 ) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    """The entries of an archive, in its order, with what the regular files among them hold.
+    """The entries of an archive in order, regular files with their content.
 
-    ``name`` is relative and without ``.`` and ``..`` (the root itself is ``""``), and so is the
-    ``linkname`` of a hard link, which names a regular file that came before. ``where`` names the
-    archive in errors. The content must be read before the next entry is asked for.
+    ``name`` is relative and without ``.`` and ``..`` (the root is ``""``). So is the ``linkname``
+    of a hard link, which names an earlier regular file. ``where`` names the archive in errors.
+    Read the content before the next entry.
     """
     kinds: dict[str, bytes] = {}
     try:
@@ -115,10 +115,10 @@ def _check(entry: tarfile.TarInfo, kinds: dict[str, bytes]) -> None:
     if entry.islnk():
         entry.linkname = _relative(entry.linkname)
         if kinds.get(entry.linkname) not in (*tarfile.REGULAR_TYPES, tarfile.LNKTYPE):
-            raise BadArchive(f"has a hard link {shown} to what is no file in it")
+            raise BadArchive(f"has a hard link {shown} to something that is no file in it")
     elif entry.issym():
         if not entry.linkname or "\0" in entry.linkname or len(entry.linkname) > _MAX_PATH:
-            raise BadArchive(f"has a link {shown} to no possible place")
+            raise BadArchive(f"has a link {shown} with an invalid target")
     elif entry.ischr() or entry.isblk():
         if parents[:1] != ["dev"]:
             raise BadArchive(f"has the device {shown}")

@@ -1,8 +1,8 @@
-"""``sandbox-kernel image build``: an image for kernels out of a base, as an OCI layout.
+"""Builds an image for kernels from a base, as an OCI layout (``sandbox-kernel image build``).
 
-A base that is an OCI image keeps its layers as they are; other bases become one layer. On top comes
-one layer with ipykernel and what else is asked for, and an empty /workspace. Nothing of the base is
-run or unpacked, so neither root nor Docker is needed, and the machine need not be of its kind.
+A base that is an OCI image keeps its layers; other bases become one layer. One layer on top has
+ipykernel, the requested packages and an empty /workspace. Nothing of the base is run or unpacked,
+so the build needs neither root nor Docker, and may be for another architecture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from sandbox_kernel import __version__
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.images import store
+from sandbox_kernel.images import image_store
 from sandbox_kernel.images.archives import decompressed, entries
 from sandbox_kernel.images.contents import Contents
 from sandbox_kernel.images.debian import make_debian, tidied
@@ -36,7 +36,7 @@ from sandbox_kernel.images.layers import (
     without_live_folders,
     write_layer,
 )
-from sandbox_kernel.images.oci import Json, Layout, unpack_layout
+from sandbox_kernel.images.oci import Json, Layout, read_layer, unpack_layout
 from sandbox_kernel.images.wheels import KERNEL, Note, packages_for, uncached_packages_for
 from sandbox_kernel.spec import check_name
 
@@ -48,20 +48,20 @@ _SCRIPT = re.compile(rb"#!.*python.*\n|#!/bin/sh\n'''exec' .*\n' '''\n")
 
 @dataclass
 class _Base:
-    """What an image begins with."""
+    """The base of an image."""
 
     contents: Contents = field(default_factory=Contents)
     config: Json = field(default_factory=dict)
     descriptors: list[Json] = field(default_factory=list)
-    """Layers that are kept as they are, and ..."""
+    """Layers of an OCI image, which are kept."""
     diff_ids: list[str] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
-    """... those that were made here."""
+    """Layers that were made here."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What came of it."""
+    """The result of a build."""
 
     path: Path
     digest: str
@@ -76,14 +76,14 @@ def build_image(
     python: str | None = None,
     note: Note = lambda line: None,
 ) -> Built:
-    """Make an image and keep it in the store under a name, in place of one that has it already.
+    """Build an image and store it under a name, replacing one of that name.
 
     ``source`` is ``debian``, a root file system (folder or archive), an OCI layout (folder or
-    archive) or the name of an image of the store. Whatever goes wrong leaves nothing behind.
+    archive) or the name of a stored image. A failure leaves nothing behind.
     """
     check_name(name, "An image name")
     asked = _read_requirements(requirements)
-    with store.building() as folder:
+    with image_store.building() as folder:
         layout = Layout.create(folder / "layout")
         base = _read_base(source, layout, folder, note)
         found = find_interpreter(base.contents, _search_path(base.config), python)
@@ -99,9 +99,12 @@ def build_image(
             base.descriptors,
             layers,
             name,
-            {f"{store.FACTS}python": found.target.version, f"{store.FACTS}version": __version__},
+            {
+                f"{image_store.FACTS}python": found.target.version,
+                f"{image_store.FACTS}version": __version__,
+            },
         )
-        return Built(store.keep(layout, name), digest, found)
+        return Built(image_store.keep(layout, name), digest, found)
 
 
 # --- the base
@@ -110,7 +113,7 @@ def build_image(
 def _read_base(source: str, layout: Layout, folder: Path, note: Note) -> _Base:
     if source == DEBIAN:
         return _from_rootfs(make_debian(folder, note), layout, note, debian=True)
-    stored = store.resolve(source)
+    stored = image_store.resolve(source)
     if stored is not None:
         return _from_layout(Layout(stored), layout, note)
     path = Path(source).expanduser()
@@ -140,7 +143,7 @@ def _holds_layout(path: Path) -> bool:
 
 def _from_layout(source: Layout, layout: Layout, note: Note) -> _Base:
     note("Looking into the layers of the base ...")
-    image = source.image(store.this_architecture())
+    image = source.image(image_store.this_architecture())
     base = _Base(config=image.config, descriptors=image.layers)
     base.diff_ids = source.look_into(image, base.contents)
     for descriptor in image.layers:
@@ -153,7 +156,8 @@ def _from_rootfs(path: Path, layout: Layout, note: Note, *, debian: bool = False
     note("Packing the root file system ...")
     found = without_live_folders(_rootfs_entries(path))
     wanted = tidied(found) if debian else found
-    base.layers = [_own_layer(layout, base.contents.watch(wanted))]
+    base.layers = [_own_layer(layout, wanted)]
+    read_layer(layout.blob(base.layers[0].digest), str(path), base.contents)
     return base
 
 
@@ -176,8 +180,8 @@ def _own_layer(layout: Layout, wanted: Iterable[Entry]) -> Layer:
 
 
 def _read_requirements(path: Path | None) -> list[str] | None:
-    """The lines of a requirements file; None if pip must make sense of it, since it names files,
-    indexes or other files."""
+    """The lines of a requirements file; None if only pip can interpret it, because it names files
+    or indexes."""
     if path is None:
         return []
     try:
@@ -199,7 +203,7 @@ def _packages(
     folder: Path,
     note: Note,
 ) -> Path | None:
-    """A folder with what is to be installed, or None."""
+    """A folder with the packages to install, or None."""
     kernel = [] if found.has_ipykernel else [KERNEL]
     if asked is None:
         made = folder / "packages"
@@ -211,7 +215,7 @@ def _packages(
 
 
 def _additions(base: _Base, found: Interpreter, packages: Path | None) -> Iterator[Entry]:
-    """The entries of the layer on top, sorted as they are made."""
+    """The entries of the layer on top, in a fixed order."""
     contents = base.contents
     if packages is not None:
         yield from _programs(contents, found, packages / "bin")
@@ -233,7 +237,7 @@ def _additions(base: _Base, found: Interpreter, packages: Path | None) -> Iterat
 
 
 def _programs(contents: Contents, found: Interpreter, folder: Path) -> Iterator[Entry]:
-    """Programs that came with the packages, to be run by the image's interpreter."""
+    """The programs of the packages, for the image's interpreter."""
     if not folder.is_dir():
         return
     place = _existing(contents, found.programs)
@@ -245,7 +249,7 @@ def _programs(contents: Contents, found: Interpreter, folder: Path) -> Iterator[
 
 
 def _superseded(contents: Contents, place: str, packages: Path) -> Iterator[Entry]:
-    """Marks that take away what describes other versions of the same packages in the base."""
+    """Whiteouts for the metadata of other versions of these packages in the base."""
     fresh = {path.name for path in packages.glob("*.dist-info")}
     names = {canonicalize_name(name.split("-")[0]) for name in fresh}
     for name in contents.names(place) if contents.is_folder(place) else ():
@@ -256,7 +260,8 @@ def _superseded(contents: Contents, place: str, packages: Path) -> Iterator[Entr
 
 
 def _existing(contents: Contents, path: str) -> str:
-    """A path without links in what there is of it: a layer must not replace a link by a folder."""
+    """The path with the links of its existing part resolved: a layer must not replace a link by a
+    folder."""
     missing: list[str] = []
     folder = path.strip("/")
     while folder and not contents.is_folder(folder):
@@ -312,12 +317,12 @@ def _check_architecture(config: Json, found: Interpreter) -> None:
     if said is not None and said != found.target.architecture:
         raise SpecError(
             f"The base says that it is for {str(said)[:50]!r}, but its {found.path} is for "
-            f"{found.target.architecture!r}. Use an image that is of one kind."
+            f"{found.target.architecture!r}. Use an image for one architecture."
         )
 
 
 def _user(base: _Base) -> tuple[int, int]:
-    """Numbers of the user that the base runs as; root, if they cannot be told."""
+    """uid and gid that the base runs as; root if they are not known."""
     user, _, group = str(_inner(base.config).get("User") or "0").partition(":")
     for line in base.contents.read("etc/passwd").decode(errors="replace").splitlines():
         name, _, uid, gid, *_ = [*line.split(":"), "", "", "", ""]

@@ -1,22 +1,19 @@
-"""What is in an image, as far as one must know to find its Python: names, links, a few files.
+"""The names, links and a few files of an image, enough to find its Python.
 
-Filled from layers, lowest first, in the way that a runtime would unpack them; nothing is unpacked.
+Reads layers, lowest first, as a runtime would unpack them, but unpacks nothing.
 """
 
 from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
-from typing import IO, cast
-
-from sandbox_kernel.images.layers import Entry
+from typing import IO
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _HEAD = 64
 _MAX_WHOLE = 8 * 2**20
 _MAX_LINKS = 40
-# Files that are looked into: the C library (for its version), the users, marks of an environment.
+# Files that are read: the C library (for its version), the users, virtual environments.
 _WHOLE = re.compile(
     r"(.*/)?(libc\.so\.6|libc-2\.\d+\.so|ld-musl-[^/]+\.so\.1|pyvenv\.cfg)|etc/passwd"
 )
@@ -31,8 +28,8 @@ class Contents:
         self._bytes: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
 
-    def add(self, entry: tarfile.TarInfo, content: IO[bytes] | None) -> bytes:
-        """Take in an entry of the topmost layer. What was read of its content is given back."""
+    def add(self, entry: tarfile.TarInfo, content: IO[bytes] | None) -> None:
+        """Add an entry of the topmost layer."""
         folder, _, name = entry.name.rpartition("/")
         if name == _OPAQUE:
             for child in list(self._children.get(folder, ())):
@@ -54,18 +51,10 @@ class Contents:
                 whole = _WHOLE.fullmatch(entry.name) and entry.size <= _MAX_WHOLE
                 in_bin = "bin" in folder.split("/")[-1:] and name.startswith("python")
                 if whole or in_bin:
-                    self._bytes[entry.name] = data = content.read(-1 if whole else _HEAD)
-                    return data
-        return b""
-
-    def watch(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """The same entries, taken in as they pass by."""
-        for entry, content in entries:
-            read = self.add(entry, content)
-            yield entry, cast("IO[bytes]", _Again(read, content)) if content and read else content
+                    self._bytes[entry.name] = content.read(-1 if whole else _HEAD)
 
     def resolve(self, path: str) -> str | None:
-        """Where a path leads to, through links, within the image. None: nowhere."""
+        """The path with all links resolved, within the image. None if it does not exist."""
         waiting = [part for part in reversed(path.split("/")) if part not in ("", ".")]
         here: list[str] = []
         links = 0
@@ -98,15 +87,15 @@ class Contents:
         return found is not None and self._kinds[found] == "folder"
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder, sorted."""
+        """The sorted names in a folder."""
         return sorted(self._children.get(self.resolve(folder) or "", ()))
 
     def read(self, path: str) -> bytes:
-        """The bytes that were kept of a file; b"" if none were."""
+        """The bytes kept of a file; b"" if none were."""
         return self._bytes.get(self.resolve(path) or "", b"")
 
     def files(self, name: re.Pattern[str]) -> list[str]:
-        """Paths of the files that bytes were kept of and whose whole path matches."""
+        """Paths that match, of files of which bytes were kept."""
         return sorted(path for path in self._bytes if name.fullmatch(path))
 
     def _put(self, path: str, kind: str) -> None:
@@ -133,17 +122,3 @@ class Contents:
                 known.pop(gone, None)
         folder, _, name = path.rpartition("/")
         self._children.get(folder, set()).discard(name)
-
-
-class _Again:
-    """A file of which the beginning was read already, from the beginning."""
-
-    def __init__(self, read: bytes, file: IO[bytes]) -> None:
-        self._read = read
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            size = 2**62
-        first, self._read = self._read[:size], self._read[size:]
-        return first + self._file.read(size - len(first)) if len(first) < size else first

@@ -1,4 +1,4 @@
-"""A small Debian (or Ubuntu) with Python, made by the tools that the system has for it."""
+"""Makes a small Debian (or Ubuntu) with Python, with mmdebstrap or debootstrap."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
+from sandbox_kernel.host_programs import find_program, host_environment
 from sandbox_kernel.images.layers import Entry, fixed_time
 from sandbox_kernel.images.wheels import Note
-from sandbox_kernel.programs import find_program, host_environment
 
 INCLUDED = ("python3", "ca-certificates")
 _TIMEOUT = 1800.0
 _SUITE = re.compile(r"[a-z][a-z0-9.-]{1,40}")
-# What the machine that it is made on has left, what changes from day to day, and what nobody reads
-# in a sandbox. Copyright files stay.
+# Traces of the build machine, files that change daily, and documentation. Copyright files stay.
 _LEFT_OUT = re.compile(
     r"(debootstrap|var/cache/apt|var/lib/apt/lists|var/log|usr/share/(man|info|locale|lintian))/.+"
     r"|var/cache/ldconfig/aux-cache|var/lib/dpkg/.*-old|etc/[^/]+-"
@@ -30,15 +29,14 @@ _LEFT_OUT = re.compile(
 def make_debian(folder: Path, note: Note) -> Path:
     """A root file system as an archive or a folder in ``folder``. SandboxUnavailable if the
     system has no tool for it."""
-    maker, mirror_and_suite = _maker(), _source()
-    mirror, suite = mirror_and_suite
+    maker, (mirror, suite) = _maker(), _source()
     root = folder / ("debian.tar" if maker == "mmdebstrap" else "debian")
-    note(f"Making a {suite} with {' and '.join(INCLUDED)} by {maker}: a minute or two ...")
+    note(f"Making {suite} with {' and '.join(INCLUDED)} by {maker}: a minute or two ...")
     if maker == "mmdebstrap":
         command = [maker, "--quiet", "--mode=unshare", "--variant=minbase", "--format=tar"]
         command += [f"--include={','.join(INCLUDED)}", suite, str(root), mirror]
     else:
-        # In namespaces of its own, so that no mount and no process is left if it is cut off.
+        # Namespaces of its own: an interrupted run leaves no mount and no process.
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", maker]
         command += ["--variant=minbase", "--force-check-gpg", f"--include={','.join(INCLUDED)}"]
         command += [suite, str(root), mirror]
@@ -70,12 +68,12 @@ def make_debian(folder: Path, note: Note) -> Path:
 
 
 def tidied(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The files of such a system without what makes two of them differ, or large."""
+    """The files of such a system without those that are large or make two builds differ."""
     for entry, content in entries:
         if _LEFT_OUT.fullmatch(entry.name):
             continue
         if entry.name == "etc/shadow" and content is not None:
-            # It tells on which day each password was set.
+            # It contains the day on which each password was set.
             day = str(fixed_time() // 86400).encode()
             text = re.sub(rb"(?m)^([^:\n]*:[^:\n]*:)\d+", rb"\g<1>" + day, content.read())
             entry.size = len(text)
@@ -89,14 +87,14 @@ def _maker() -> str:
     if find_program("debootstrap") and os.geteuid() == 0:
         return "debootstrap"
     raise SandboxUnavailable(
-        "An image --from debian is made by mmdebstrap (as any user) or debootstrap (as root "
-        "only), and there is none here. Install it, for example by `sudo apt install mmdebstrap`, "
-        "or give a root file system or an OCI image to --from."
+        "An image --from debian needs mmdebstrap (as any user) or debootstrap (as root only). "
+        "Install one, for example by `sudo apt install mmdebstrap`, or give a root file system "
+        "or an OCI image to --from."
     )
 
 
 def _source() -> tuple[str, str]:
-    """Mirror and suite that this system itself is installed from."""
+    """Mirror and suite of this system."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
     try:
         ran = subprocess.run(
@@ -110,8 +108,8 @@ def _source() -> tuple[str, str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxUnavailable(
-            f"An image --from debian takes its packages from where apt does, and apt cannot be "
-            f"asked here ({error}). Give a root file system or an OCI image to --from."
+            f"An image --from debian uses apt's package sources, and apt-get failed ({error}). "
+            f"Give a root file system or an OCI image to --from."
         ) from None
     for line in ran.stdout.splitlines():
         mirror, suite, component = [*line.split(), "", "", ""][:3]
@@ -120,6 +118,6 @@ def _source() -> tuple[str, str]:
         if component == "main" and known and not extra and _SUITE.fullmatch(suite):
             return mirror, suite
     raise SandboxUnavailable(
-        "apt has no source here that a system could be made from. Look into /etc/apt, or give a "
+        "apt has no usable source here for an image --from debian. Check /etc/apt, or give a "
         "root file system or an OCI image to --from."
     )

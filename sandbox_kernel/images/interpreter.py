@@ -1,4 +1,4 @@
-"""Finds the Python of an image by looking at its files. Nothing of the image is run."""
+"""Finds the Python of an image by its files. Nothing of the image is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandbox_kernel.images.contents import Contents
 from sandbox_kernel.images.target import Target
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Where programs are, if an image does not say."""
+"""The PATH of images that do not set one."""
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 22: "s390x", 243: "riscv64", 21: "ppc64le"}
 _PYTHON = re.compile(r"python(\d)\.(\d{1,3})(t?)")
@@ -31,26 +31,26 @@ class Interpreter:
     """Absolute, in the image."""
     target: Target
     packages: str
-    """The folder, absolute in the image, that packages are installed to."""
+    """Where packages are installed, absolute in the image."""
     programs: str
-    """The folder for the programs that come with them."""
+    """Where their programs are installed."""
     has_ipykernel: bool
 
 
 def find_interpreter(
     contents: Contents, path: Sequence[str] = PATH, python: str | None = None
 ) -> Interpreter:
-    """The ``python3`` that is found by the image's PATH, or the one at ``python``. SpecError if
-    there is none that kernels can run on."""
+    """The ``python3`` on the image's PATH, or the one at ``python``. SpecError if it does not exist
+    or cannot run kernels."""
     candidates = [python] if python else [f"{folder.rstrip('/')}/python3" for folder in path]
     for candidate in candidates:
         if contents.is_file(candidate):
             return _described(contents, candidate)
     if python:
-        raise SpecError(f"The image has no file {python}. Say where its Python is by --python.")
+        raise SpecError(f"The image has no file {python}. Name its Python with --python.")
     raise SpecError(
         f"The image has no python3 in {', '.join(path)}, and kernels need one. Add it to the "
-        f"image, say where it is by --python, or use `--from debian`, which has it."
+        f"image, name it with --python, or use `--from debian`, which has it."
     )
 
 
@@ -67,7 +67,7 @@ def _described(contents: Contents, path: str) -> Interpreter:
     libc, libc_version = _libc(contents)
     target = Target((major, minor), _machine(contents, resolved), libc, libc_version, free)
     library = f"python{target.version}{'t' if free else ''}"
-    # Debian keeps its own packages apart from those that are installed otherwise.
+    # Debian separates its own packages from others.
     debian = prefix == "/usr" and contents.is_folder("/usr/lib/python3/dist-packages")
     site = f"{prefix}/lib/{library}/site-packages"
     packages = f"/usr/local/lib/{library}/dist-packages" if debian else site
@@ -90,8 +90,8 @@ def _version(contents: Contents, resolved: str, prefix: str) -> tuple[int, int, 
         found = versions[0] if len(versions) == 1 else None
     if found is None:
         raise SpecError(
-            f"The version of /{resolved} in the image cannot be told from its name. "
-            f"Name the interpreter itself by --python, for example /usr/bin/python3.12."
+            f"The version of /{resolved} in the image does not follow from its name. "
+            f"Name the interpreter itself with --python, for example /usr/bin/python3.12."
         )
     return int(found.group(1)), int(found.group(2)), bool(found.group(3))
 
@@ -99,20 +99,20 @@ def _version(contents: Contents, resolved: str, prefix: str) -> tuple[int, int, 
 def _machine(contents: Contents, resolved: str) -> str:
     head = contents.read(resolved)
     if len(head) < 20 or head[:4] != b"\x7fELF":
-        raise SpecError(f"/{resolved} in the image is no Linux program, so it can run no kernel.")
+        raise SpecError(f"/{resolved} in the image is no Linux program, so it cannot run kernels.")
     order = "little" if head[5] == 1 else "big"
     number = int.from_bytes(head[18:20], "little" if order == "little" else "big")
     machine = _MACHINES.get(number, f"number {number}")
     if head[4] != 2 or (machine == "ppc64le" and order == "big"):
         raise SpecError(
-            f"/{resolved} in the image is for 32 bits or a machine for which there are no wheels. "
-            f"Use an image for x86_64 or aarch64."
+            f"/{resolved} in the image is for 32 bits, or for a machine without wheels. Use an "
+            f"image for x86_64 or aarch64."
         )
     return machine
 
 
 def _libc(contents: Contents) -> tuple[str, tuple[int, int]]:
-    """The C library, and the newest version of it that is surely there."""
+    """The C library and its version."""
     for path in contents.files(_GLIBC):
         named = _GLIBC_FILE.fullmatch(path)
         said = _GLIBC_VERSION.search(contents.read(path))

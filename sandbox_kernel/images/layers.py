@@ -1,5 +1,4 @@
-"""Layers of our own: entries from a folder or an archive, written so that the same files always
-give the same bytes, whoever writes them and when."""
+"""Writes layers reproducibly: the same files give the same bytes, on any machine and day."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from sandbox_kernel.images.archives import MAX_BYTES, MAX_ENTRIES
 Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 
 _LEFT_EMPTY = ("dev", "proc", "sys")
-"""Folders that a running system fills; what an input has in them is left out."""
+"""Folders that a running system fills; their content is left out."""
 _EARLIEST = 315532800
 """1980: zip archives, among them wheels, cannot hold earlier times."""
 
 
 def fixed_time() -> int:
-    """The time that files in images bear: $SOURCE_DATE_EPOCH, else the beginning of 1980."""
+    """The mtime of files in images: $SOURCE_DATE_EPOCH, else the beginning of 1980."""
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
     if text and not (text.isdigit() and int(text) < 2**32):
         raise SpecError(f"SOURCE_DATE_EPOCH takes seconds since 1970, not {text!r}.")
@@ -36,17 +35,17 @@ def fixed_time() -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that was written."""
+    """A written layer."""
 
     digest: str
     """Of the compressed file, ``sha256:...``."""
     size: int
     diff_id: str
-    """Digest of what it holds, uncompressed."""
+    """Digest of the uncompressed content."""
 
 
 class _Hashing:
-    """A file to write to that knows the digest of what was written."""
+    """A writable file that hashes what it writes."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -84,8 +83,8 @@ def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
 
 
 def normalised(entry: tarfile.TarInfo, time: int) -> tarfile.TarInfo:
-    """An entry without what differs from one machine and day to another. Python's sources keep
-    their times: what was compiled from them is valid only for those."""
+    """The entry without what differs between machines and days. Python sources keep their mtime,
+    on which their compiled files depend."""
     made = tarfile.TarInfo(entry.name)
     sparse_or_plain = entry.isreg()
     made.type = tarfile.REGTYPE if sparse_or_plain else entry.type
@@ -107,8 +106,8 @@ def without_live_folders(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def folder_entries(root: Path) -> Iterator[Entry]:
-    """The files under a folder, sorted, never following a link or leaving its file system. What
-    belongs to this user belongs to root in the image. Sockets and devices are left out."""
+    """The sorted files under a folder, without following links or leaving the file system. Files of
+    this user belong to root in the image. Sockets and devices are left out."""
     device = root.stat().st_dev
     seen: dict[tuple[int, int], str] = {}
     total = count = 0

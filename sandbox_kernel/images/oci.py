@@ -1,7 +1,7 @@
-"""OCI image layouts on disk: read with care, written plainly.
+"""Reads and writes OCI image layouts on disk.
 
-A layout is a folder with ``oci-layout``, ``index.json`` and ``blobs/sha256/...``. Whatever is read
-from one is checked against its digest and bounded.
+A layout is a folder with ``oci-layout``, ``index.json`` and ``blobs/sha256/...``. Everything read
+from one is bounded and checked against its digest.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Layout:
         return cls(path)
 
     def blob(self, digest: object) -> Path:
-        """Where the blob of that digest is, or would be."""
+        """The path of the blob with that digest."""
         found = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
         if not found:
             raise SpecError(f"{self.path} names a blob by {str(digest)[:100]!r}, not by a sha256.")
@@ -94,10 +94,10 @@ class Layout:
                 raise SpecError(f"{self.path} has an image of more than {_MAX_LAYERS} layers.")
             config = self._blob_json(value["config"])
             return Image(str(wanted["digest"]), value, config)
-        raise SpecError(f"{self.path} has an index of indexes without end.")
+        raise SpecError(f"{self.path} has too deeply nested indexes.")
 
     def look_into(self, image: Image, contents: Contents) -> list[str]:
-        """Read all layers of an image, checking them; the digests of what they hold."""
+        """Check all layers of an image and add them to ``contents``; returns their diff ids."""
         found = []
         for descriptor in image.layers:
             path, where = self.blob(descriptor.get("digest")), f"Layer {descriptor.get('digest')}"
@@ -105,8 +105,7 @@ class Layout:
                 raise SpecError(f"{where} is of the unknown kind {descriptor.get('mediaType')!r}.")
             if _file_digest(path) != descriptor["digest"]:
                 raise BadArchive(f"{where} does not have that digest: the image is damaged.")
-            with path.open("rb") as file:
-                found.append(_indexed(file, where, contents))
+            found.append(read_layer(path, where, contents))
         listed = (image.config.get("rootfs") or {}).get("diff_ids")
         if listed != found:
             raise BadArchive(f"The layers of {self.path} are not those that its config names.")
@@ -121,7 +120,7 @@ class Layout:
                 data = file.read(_MAX_JSON + 1)
         except FileNotFoundError:
             raise SpecError(
-                f"{self.path} is no whole OCI layout: {path.name} is missing."
+                f"{self.path} is no complete OCI layout: {path.name} is missing."
             ) from None
         if len(data) > _MAX_JSON:
             raise SpecError(f"{path} is too large to describe an image.")
@@ -132,14 +131,14 @@ class Layout:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise SpecError(f"{path} is not what describes an image.")
+            raise SpecError(f"{path} does not describe an image.")
         return value
 
     def write_image(
         self, config: Json, base: Sequence[Json], layers: Sequence[Layer], name: str, facts: Json
     ) -> str:
-        """Make an image of layers whose blobs are here, those of ``base`` first, and let the
-        layout hold it alone. The digest of its manifest."""
+        """Make an image of layers whose blobs are here, those of ``base`` first, the only one of
+        the layout. Returns the digest of its manifest."""
         config_digest, config_size = self.write_json(config)
         own = [{"mediaType": LAYER, "digest": la.digest, "size": la.size} for la in layers]
         manifest = {
@@ -166,8 +165,7 @@ class Layout:
 
 
 def unpack_layout(archive: BinaryIO, where: str, folder: Path) -> Layout:
-    """Put the layout that a tar archive holds into an empty folder. Only what belongs to a layout
-    is taken; nothing else can be in it that matters."""
+    """Unpack the layout in a tar archive into an empty folder. Skips all other files."""
     found = set()
     (folder / "blobs" / "sha256").mkdir(parents=True)
     for entry, content in entries(decompressed(archive, where), where):
@@ -186,7 +184,7 @@ def unpack_layout(archive: BinaryIO, where: str, folder: Path) -> Layout:
 
 
 class _Sum:
-    """Reads a file, and knows the digest of what was read."""
+    """A readable file that hashes what it reads."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -202,32 +200,31 @@ class _Sum:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def _indexed(file: BinaryIO, where: str, contents: Contents) -> str:
-    plain = _Sum(decompressed(file, where))
-    for entry, content in entries(cast("IO[bytes]", plain), where):
-        if entry.ischr() or entry.isblk():
-            raise BadArchive(f"{where} is refused: it has the device {entry.name!r}.")
-        contents.add(entry, content)
-    padding = 0
-    try:
-        while data := plain.read(2**20):  # what is behind the end of the archive counts, too
-            padding += len(data)
-            if padding > 2**30:
-                raise BadArchive(f"{where} is refused: it goes on behind its end.")
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadArchive(f"{where} cannot be read: {error}") from error
-    return plain.digest
+def read_layer(path: Path, where: str, contents: Contents) -> str:
+    """Add a layer's files to ``contents``; returns its diff id. ``where`` names it in errors."""
+    with path.open("rb") as file:
+        plain = _Sum(decompressed(file, where))
+        for entry, content in entries(cast("IO[bytes]", plain), where):
+            if entry.ischr() or entry.isblk():
+                raise BadArchive(f"{where} is refused: it has the device {entry.name!r}.")
+            contents.add(entry, content)
+        padding = 0
+        try:
+            while data := plain.read(2**20):  # the digest covers bytes behind the archive, too
+                padding += len(data)
+                if padding > 2**30:
+                    raise BadArchive(f"{where} is refused: it has too much data behind its end.")
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadArchive(f"{where} cannot be read: {error}") from error
+        return plain.digest
 
 
 def _file_digest(path: Path) -> str:
-    total = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while data := file.read(2**20):
-                total.update(data)
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except FileNotFoundError:
-        raise SpecError(f"The image is not whole: {path} is missing.") from None
-    return f"sha256:{total.hexdigest()}"
+        raise SpecError(f"The image is incomplete: {path} is missing.") from None
 
 
 def _descriptors(value: Mapping[str, Any], key: str, where: Path) -> list[Json]:
@@ -238,7 +235,7 @@ def _descriptors(value: Mapping[str, Any], key: str, where: Path) -> list[Json]:
 
 
 def _chosen(manifests: list[Json], architecture: str, where: Path) -> Json:
-    """The one for an architecture; without a choice, the only one."""
+    """The manifest for an architecture, or the only one."""
     real = [m for m in manifests if _platform(m).get("architecture") != "unknown"]
     fitting = [m for m in real if _platform(m).get("architecture") == architecture]
     choice = fitting or (real if len(real) == 1 else [])

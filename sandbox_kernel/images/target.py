@@ -1,4 +1,4 @@
-"""What an interpreter in an image is, as far as it decides which wheels fit."""
+"""Target: the properties of an interpreter that decide which wheels fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OCI_ARCHITECTURES = {
     "riscv64": "riscv64",
     "s390x": "s390x",
 }
-"""Machines that images are known for -> what the OCI calls them."""
+"""Supported machines -> their names in the OCI."""
 
 _OLDEST_GLIBC, _NEWEST_MINOR = 17, 99
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -26,7 +26,7 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 @dataclass(frozen=True)
 class Target:
-    """CPython of one version on Linux. Making one that no kernel can run on is a SpecError."""
+    """CPython of one version on Linux. SpecError if no kernel can run on it."""
 
     python: tuple[int, int]
     machine: str
@@ -69,11 +69,11 @@ class Target:
 
     @property
     def architecture(self) -> str:
-        """The machine, as the OCI calls it."""
+        """The machine's name in the OCI."""
         return OCI_ARCHITECTURES[self.machine]
 
     def platforms(self) -> list[str]:
-        """Platform tags of the wheels that its C library can load, best first."""
+        """Platform tags of fitting wheels, best first."""
         major, minor = self.libc_version
         if self.libc == "musl":
             return [f"musllinux_{major}_{m}_{self.machine}" for m in range(minor, -1, -1)]
@@ -86,12 +86,12 @@ class Target:
         return found
 
     def tags(self) -> Iterator[tags.Tag]:
-        """Tags of all wheels that it can use."""
+        """Tags of all fitting wheels."""
         yield from tags.cpython_tags(self.python, [self.abi], self.platforms())
         yield from tags.compatible_tags(self.python, f"cp{self.python[0]}{self.python[1]}", ["any"])
 
     def markers(self) -> dict[str, str]:
-        """Its environment for the markers of requirements (``python_version < "3.11"``)."""
+        """The values for markers of requirements (``python_version < "3.11"``)."""
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.version}.0",
@@ -108,7 +108,7 @@ class Target:
         }
 
     def key(self, *requirements: str) -> str:
-        """A name for what these requirements come to on this target."""
+        """A name for these requirements on this target."""
         libc = f"{self.libc} {self.libc_version[0]}.{self.libc_version[1]}"
         facts = "\n".join([self.abi, self.machine, libc, *sorted(requirements)])
         return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""Packages for an interpreter that is not this one: resolved on the host, and cached there.
+"""Packages for the interpreter of an image, resolved and cached on the host.
 
-A cached folder is what ``pip install --target`` would make in the image. It is made in a temporary
-folder and renamed, so it is there as a whole or not at all; who comes second finds it. What this
-environment has itself is taken from here if it fits, without any network; the rest comes from the
-package index that pip is configured for.
+A cached folder has what ``pip install --target`` would make in the image; it appears complete, by a
+rename. Packages come from this environment, if they fit, without any network, or from the package
+index that pip is configured for. (pip, because uv knows neither pip's configuration nor all of
+these targets: musl 1.1, s390x, ppc64le, free-threaded interpreters.)
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.host_programs import host_environment, own_python
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.paths import data_dir, private_dir
-from sandbox_kernel.programs import host_environment, own_python
 
 KERNEL = "ipykernel>=6.29"
-"""The requirement that makes an interpreter one that can run kernels."""
+"""The requirement of every kernel."""
 
 Note = Callable[[str], object]
-"""Called with a line about what is being done, before a step that takes long."""
+"""Called with a line of text before a step that takes long."""
 
 _PIP_TIMEOUT = 600.0
 _STALE = 24 * 3600.0
 _MAX_PASSES = 5
 _PROGRAM = re.compile(r"^(?:\.\./)+bin/([^/,\n]+),.*$", re.MULTILINE)
 _OF_NO_USE = ("share", "etc")
-# Half of all files are stubs for packages that no image has all of.
+# Half of all files are type stubs for other packages.
 _NOT_LEAN = ("bin", "*/test", "*/tests", "jedi/third_party/typeshed/stubs/*")
 _OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|ProxyError"
@@ -50,7 +50,7 @@ _OFFLINE = re.compile(
 
 
 class _DoesNotFit(Exception):
-    """This environment's packages are no good for the target; the message says why."""
+    """This environment's packages do not fit the target; the message says why."""
 
 
 def packages_for(
@@ -60,11 +60,11 @@ def packages_for(
     lean: bool = False,
     note: Note = lambda line: None,
 ) -> Path:
-    """A folder with these requirements and all that they need, made for the target.
+    """A folder with these requirements and their dependencies for the target.
 
-    ``lean`` is for packages that travel: without tests and stubs, and in the versions that this
-    environment has, if those fit, which needs no network. Otherwise this environment is only made
-    use of when the index cannot be reached. Blocking: call it in a thread.
+    ``lean`` is for packages that are uploaded: without tests and stubs, and from this environment
+    if its versions fit. Otherwise this environment is used only if the index cannot be reached.
+    Blocking: call it in a thread.
     """
     root = private_dir(data_dir() / "packages")
     key = target.key(*requirements)
@@ -83,22 +83,22 @@ def packages_for(
 def uncached_packages_for(
     target: Target, arguments: Sequence[str], folder: Path, note: Note = lambda line: None
 ) -> None:
-    """Fill an empty folder with what pip makes of these arguments, which may name files, indexes
-    and links, so that there is no telling whether a cached folder would be the same."""
+    """Fill an empty folder with what pip makes of these arguments. They may name files, indexes and
+    links, so the result cannot be cached."""
     note(f"Fetching packages for {target} ...")
     try:
         _from_index(folder, target, arguments)
     except _Offline as offline:
         raise SandboxError(
-            f"The packages for {target} cannot be fetched, since the package index cannot be "
-            f"reached ({offline}). Connect to the network, or set PIP_INDEX_URL or PIP_FIND_LINKS."
+            f"The packages for {target} cannot be fetched: the package index cannot be reached "
+            f"({offline}). Connect to the network, or set PIP_INDEX_URL or PIP_FIND_LINKS."
         ) from None
     _finish(folder, target, False)
 
 
 def unmet(folder: Path, target: Target, installed: Mapping[str, str]) -> list[str]:
-    """What the packages in a folder need of others that are installed elsewhere (name ->
-    version), and which those do not meet; in words."""
+    """Sentences about requirements of the packages in a folder that ``installed`` packages (name ->
+    version) do not meet."""
     versions = {canonicalize_name(name): version for name, version in installed.items()}
     found = []
     for distribution in importlib.metadata.distributions(path=[str(folder)]):
@@ -118,31 +118,24 @@ def _fill(
     folder: Path, target: Target, requirements: Sequence[str], own_first: bool, note: Note
 ) -> bool:
     """Fill an empty folder; True if with this environment's own packages."""
-    own_failed: _DoesNotFit | None = None
-    if own_first:
-        try:
-            _from_here(folder, target, requirements)
-            return True
-        except _DoesNotFit as error:
-            own_failed = error
-    note(f"Fetching packages for {target} ...")
-    try:
-        _from_index(folder, target, requirements)
-        return False
-    except _Offline as offline:
+    problems: dict[bool, Exception] = {}
+    for own in (own_first, not own_first):
         _empty(folder)
         try:
-            if own_failed is not None:
-                raise own_failed
-            _from_here(folder, target, requirements)
-            return True
-        except _DoesNotFit as error:
-            raise SandboxError(
-                f"{' '.join(requirements)} for {target} is not cached yet, and the package index "
-                f"cannot be reached ({offline}). The packages of this environment do not fit "
-                f"either: {error}. Connect to the network once, set PIP_INDEX_URL or "
-                f"PIP_FIND_LINKS, or use an image that has ipykernel."
-            ) from None
+            if own:
+                _from_here(folder, target, requirements)
+            else:
+                note(f"Fetching packages for {target} ...")
+                _from_index(folder, target, requirements)
+            return own
+        except (_DoesNotFit, _Offline) as error:
+            problems[own] = error
+    raise SandboxError(
+        f"{' '.join(requirements)} for {target} is not cached yet, and the package index cannot be "
+        f"reached ({problems[False]}). The packages of this environment do not fit either: "
+        f"{problems[True]}. Connect to the network once, set PIP_INDEX_URL or PIP_FIND_LINKS, or "
+        f"use an image that has ipykernel."
+    )
 
 
 # --- from the index
@@ -155,8 +148,8 @@ class _Offline(Exception):
 def _from_index(folder: Path, target: Target, arguments: Sequence[str]) -> None:
     """Have pip fill the folder.
 
-    pip reads the markers of requirements for the interpreter that runs it, not for the target. So
-    what the target needs beyond that is looked up in the outcome, and asked for, too.
+    pip evaluates markers for its own interpreter, not for the target. So each pass looks up which
+    requirements of the target are missing in the result, and the next one asks for them, too.
     """
     wanted = list(arguments)
     for _ in range(_MAX_PASSES):
@@ -167,14 +160,13 @@ def _from_index(folder: Path, target: Target, arguments: Sequence[str]) -> None:
             return
         wanted += lacking
     raise SandboxError(
-        f"The requirements {' '.join(arguments)} for {target} come to no end: "
-        f"{', '.join(lacking)} are still missing."
+        f"The requirements {' '.join(arguments)} for {target} cannot be resolved: "
+        f"{', '.join(lacking)} are still missing after {_MAX_PASSES} passes."
     )
 
 
 def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
-    """Fetch, then install: pip reads what Python a package requires for the target only when it
-    downloads."""
+    """Download, then install: only ``pip download`` checks Requires-Python for the target."""
     fitting = ["--only-binary=:all:", "--implementation", "cp", "--abi", target.abi]
     fitting += ["--python-version", target.version]
     for platform in target.platforms():
@@ -182,7 +174,7 @@ def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=folder.parent) as wheels:
         ran = _pip("download", "--dest", wheels, "--retries=1", *fitting, *arguments)
         if ran.returncode == 0:
-            # By name, because pip notes the paths of files that it is given.
+            # By name, because pip would record the paths of files.
             parsed = [parse_wheel_filename(path.name) for path in Path(wheels).iterdir()]
             found = sorted(f"{name}==={version}" for name, version, *_ in parsed)
             options = ["--no-deps", "--no-index", "--find-links", wheels, "--no-compile"]
@@ -194,8 +186,8 @@ def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
     said = ran.stderr.strip() or ran.stdout.strip()
     if "No module named pip" in said:
         raise SandboxError(
-            f"The packages for {target} are fetched by pip, which {sys.executable} lacks: "
-            f"install it there (`{sys.executable} -m ensurepip`)."
+            f"pip fetches the packages for {target}, and {sys.executable} lacks it. Install it "
+            f"there (`{sys.executable} -m ensurepip`)."
         )
     offline = _OFFLINE.search(said)
     if offline:
@@ -225,7 +217,7 @@ def _pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _lacking(folder: Path, target: Target) -> list[str]:
-    """Requirements of the packages in the folder that nothing in the folder meets."""
+    """Requirements of the packages in the folder that are not in the folder."""
     found = {
         canonicalize_name(distribution.metadata["Name"]): distribution
         for distribution in importlib.metadata.distributions(path=[str(folder)])
@@ -242,7 +234,7 @@ def _lacking(folder: Path, target: Target) -> list[str]:
 def _requires(
     distribution: importlib.metadata.Distribution, target: Target
 ) -> Iterator[Requirement]:
-    """What a package needs on the target, without the marker that says so."""
+    """A package's requirements on the target, without their markers."""
     for line in distribution.requires or ():
         required = Requirement(line)
         if required.marker is None or required.marker.evaluate(dict(target.markers())):
@@ -254,8 +246,7 @@ def _requires(
 
 
 def _from_here(folder: Path, target: Target, requirements: Sequence[str]) -> None:
-    """Copy the packages of this environment, each of which was installed from a wheel that the
-    target can use as well."""
+    """Copy packages of this environment that were installed from wheels that fit the target."""
     fitting = frozenset(map(str, target.tags()))
     copied: set[str] = set()
     waiting = [_parsed(requirement) for requirement in requirements]
@@ -302,7 +293,7 @@ def _check_wheel(
 def _copy(name: str, distribution: importlib.metadata.Distribution, folder: Path) -> None:
     for file in distribution.files or ():
         if ".." in file.parts or file.is_absolute() or "__pycache__" in file.parts:
-            continue  # programs and data files, which are for this environment
+            continue  # programs and data files of this environment
         source = Path(str(distribution.locate_file(file)))
         if not source.is_file():
             raise _DoesNotFit(f"{name} lacks its file {file}")
@@ -318,16 +309,16 @@ def _copy(name: str, distribution: importlib.metadata.Distribution, folder: Path
 
 
 def _finish(folder: Path, target: Target, lean: bool) -> None:
-    """Compile what can be compiled here, and leave out what is of no use elsewhere."""
+    """Delete what is useless in an image, and compile the rest if this Python can."""
     for pattern in (*_OF_NO_USE, *(_NOT_LEAN if lean else ())):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
     for record in folder.glob("*.dist-info/RECORD"):
-        # Programs begin with the path of an interpreter, which is another one there.
+        # Programs begin with the path of the interpreter, which differs in the image.
         record.write_text(_PROGRAM.sub(r"../../../bin/\1,,", record.read_text()))
     if sys.version_info[:2] == target.python and sys.implementation.name == "cpython":
-        # The compiled files say nothing of times and are not checked: the same for the same
-        # sources. The paths in them are put right at import.
+        # Hash-based and unchecked: the same sources give the same files. Python corrects the
+        # paths in them at import.
         command = [sys.executable, "-I", "-m", "compileall", "-q", "-f", "-j", "1"]
         command += ["--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", "/"]
         subprocess.run(
@@ -336,15 +327,15 @@ def _finish(folder: Path, target: Target, lean: bool) -> None:
             capture_output=True,
             env=host_environment(),
             timeout=_PIP_TIMEOUT,
-            check=False,  # some packages carry files that are not meant for every version
+            check=False,  # some packages have files for other versions of Python
         )
     folder.chmod(0o755)
 
 
 @contextlib.contextmanager
 def _new_folder(root: Path) -> Iterator[Path]:
-    """A temporary folder in ``root``, which may be renamed away. What a killed process has left
-    there is cleared up some day."""
+    """A temporary folder in ``root``, which may be renamed. Folders that killed processes left are
+    deleted after a day."""
     for left in root.glob(".making-*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > _STALE:
@@ -360,7 +351,7 @@ def _rename(folder: Path, made: Path) -> None:
     try:
         folder.rename(made)
     except OSError:
-        if not made.is_dir():  # by another process, which was quicker
+        if not made.is_dir():  # another process was faster
             raise
 
 

@@ -1,8 +1,8 @@
-"""The guardian of a launcher: a process that ends the sandbox of one that was killed.
+"""The guardian of a launcher: a process that ends the sandbox when the launcher was killed.
 
-A client ends its kernel's process with SIGKILL if it takes too long, or is killed itself with all
-that it has started. Nothing of the launcher's runs then; its guardian, a fork of it that was made
-before it had threads, only waits for that.
+A client kills its kernel's process (SIGKILL) if it takes too long, or is killed itself with all its
+children. The launcher cannot clean up then. Its guardian, which it forks before it has threads,
+waits for its end and does.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ class Guardian:
             os._exit(0)
 
     def watch(self, handle: SandboxHandle) -> None:
-        """End this sandbox, if it is still there when this process is not."""
-        facts = {"backend": handle.backend, "name": handle.name, "sandbox_id": handle.id}
-        os.write(self._fd, json.dumps(facts).encode() + b"\n")
+        """End this sandbox if this process ends without doing so."""
+        sandbox = {"backend": handle.backend, "name": handle.name, "sandbox_id": handle.id}
+        os.write(self._fd, json.dumps(sandbox).encode() + b"\n")
 
 
 def _become_guardian(read: int) -> int:
-    """Get out of reach of the signals that are meant for the launcher, and hold nothing of its but
-    the pipe's end that it is waited at; the number of that."""
+    """Leave the launcher's process group, and keep only the pipe's read end; its descriptor."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -61,17 +60,18 @@ def _become_guardian(read: int) -> int:
 
 
 def _wait(pipe: int) -> None:
-    told = b""
+    sandboxes = b""
     while piece := os.read(pipe, _SIZE):
-        told += piece
-    for line in told.splitlines():
+        sandboxes += piece
+    for line in sandboxes.splitlines():
         asyncio.run(_remove(**json.loads(line)))
 
 
 async def _remove(backend: str, name: str, sandbox_id: str) -> None:
-    """An error helps nobody here: nobody reads what this process says, and there is the lease."""
+    """Ignores errors: nobody reads the output of this process, and the lease ends the sandbox."""
     try:
         if Records().load(backend, name).id == sandbox_id:
-            await asyncio.wait_for(load_backend(backend).remove(name), _REMOVE_TIMEOUT)
-    except (SandboxError, OSError, asyncio.TimeoutError):
+            async with asyncio.timeout(_REMOVE_TIMEOUT):
+                await load_backend(backend).remove(name)
+    except (SandboxError, OSError):
         return

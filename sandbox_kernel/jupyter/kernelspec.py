@@ -1,15 +1,13 @@
-"""Writing, listing and removing the kernelspecs of sandboxed kernels.
+"""Writes, lists and removes the kernelspecs of sandboxed kernels.
 
-Called by ``sandbox-kernel install``, ``list`` and ``uninstall``. The spec that the wheel installs
-(``kernelspecs/sandbox``) is the template of all others, so they agree in all but what the user
-asks for.
+For ``sandbox-kernel install``, ``list`` and ``uninstall``. The kernelspec that the wheel installs
+(``kernelspecs/sandbox``) is the template of all others.
 
-There are two kinds. A *provisioner* spec carries the request in
-``metadata.kernel_provisioner.config`` and serves every client that starts kernels through
-jupyter_client. A *launcher* spec serves clients that run ``argv`` themselves and know nothing of
-provisioners, such as VS Code: its ``argv`` is ``sandbox_kernel launch`` with the path of a file
-beside ``kernel.json`` that holds the same request. (Not the request itself: every user of a host
-can read the command lines on it.)
+There are two kinds. A *provisioner* spec has the settings in
+``metadata.kernel_provisioner.config``, for every client that starts kernels through jupyter_client.
+A *launcher* spec is for clients that run ``argv`` themselves, such as VS Code: its ``argv`` is
+``sandbox_kernel launch`` with the path of a file beside ``kernel.json`` that has the settings. (Not
+the settings themselves: every user of a host can read its command lines.)
 """
 
 from __future__ import annotations
@@ -27,14 +25,15 @@ from typing import Any
 from jupyter_client.kernelspec import KernelSpecManager
 
 from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.host_programs import ISOLATION, absolute, importable_in_isolation
 from sandbox_kernel.jupyter.configuration import read_configuration
-from sandbox_kernel.programs import ISOLATION, absolute, importable_in_isolation
 from sandbox_kernel.sandboxes.backends import backend_names, no_backend
-from sandbox_kernel.spec import SandboxSpec, check_name
+from sandbox_kernel.spec import SETTINGS, check_name
+from sandbox_kernel.suggestions import check_keys, did_you_mean
 
 PROVISIONER = "sandbox"
 LAUNCH_FILE = "launch.json"
-"""The request of a launcher spec, beside its kernel.json."""
+"""The settings of a launcher spec, beside its kernel.json."""
 
 _LAUNCH = ("-m", "sandbox_kernel", "launch")
 _CONFIG_FILE_OPTION = "--config-file"
@@ -44,25 +43,24 @@ _MOST_PARTS = 3
 
 @dataclass(frozen=True)
 class InstalledKernelspec:
-    """One kernelspec of ours, as found on disk."""
+    """One of our kernelspecs on disk."""
 
     name: str
     display_name: str
     path: str
     config: Mapping[str, Any]
-    """``backend`` and the keys of SandboxSpec, unvalidated: users edit these files."""
+    """Settings by name, unvalidated: users edit these files."""
     launcher: bool
     outdated: bool = False
-    """Written by an earlier version, in a way that is not safe: its ``argv`` imports from the
-    notebook's folder."""
+    """An earlier version wrote it, and its ``argv`` imports from the notebook's folder."""
 
     @property
     def advice(self) -> str:
         """What to do about it if it is outdated."""
         return (
-            f"The kernel {self.name!r} in {self.path} was installed by an earlier version, and "
-            f"runs code of the notebook's folder on this host before there is a sandbox. Install "
-            f"it again: `sandbox-kernel install {self.backend} --launcher --name {self.name} ...`"
+            f"An earlier version installed the kernel {self.name!r} in {self.path}; it runs code "
+            f"of the notebook's folder on this host, outside the sandbox. Install it again: "
+            f"`sandbox-kernel install {self.backend} --launcher --name {self.name} ...`"
         )
 
     @property
@@ -80,26 +78,23 @@ def write_kernelspec(
     name: str | None = None,
     display_name: str | None = None,
     backend: str = "local",
-    spec_config: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
     language: str = "python",
     launcher: bool = False,
     user: bool = False,
     prefix: str | None = None,
 ) -> str:
-    """Install a kernelspec and return its folder. A spec of ours with that name is replaced.
+    """Install a kernelspec and return its folder. Replaces one of ours with that name.
 
-    ``spec_config`` has the keys of SandboxSpec and is validated before anything is written.
-    ``settings`` are those of the kernel (``KernelConfiguration``).
+    ``config`` has the settings of the sandbox and the kernel (``spec.py``).
     ``argv`` is the kernel's command line in the sandbox, for kernels other than ipykernel, with
-    their ``language``. The spec goes into this interpreter's environment unless ``prefix`` names
-    another one or ``user`` asks for the user's own Jupyter folder.
+    their ``language``. The spec goes into this interpreter's environment, the one at ``prefix``, or
+    with ``user`` into the user's own Jupyter folder.
 
-    Raises SpecError for a wrong request and if another project's kernelspec has that name.
+    SpecError for a wrong request, or if another project's kernelspec has that name.
     """
-    config = {**_checked_config(backend, spec_config or {}), **(settings or {})}
-    read_configuration(config, default_name="kernel", environ={}, where="the kernelspec")
+    config = _checked_config(backend, config or {}, "" if launcher else "launcher")
     name = check_name(name or default_name(backend), "A kernel name")
     if user and prefix is not None:
         raise SpecError("A kernelspec goes to the user's folder or to a prefix, not to both.")
@@ -118,7 +113,7 @@ def write_kernelspec(
     kernel = template()
     kernel["display_name"] = _shown_as(display_name, name, language, config, launcher, kernels)
     if argv is not None:
-        # What the template says of debugger, encryption and protocol is true of ipykernel only.
+        # Debugger, encryption and protocol in the template are ipykernel's.
         kernel = {k: kernel[k] for k in ("display_name", "metadata")}
         kernel["metadata"] = {"kernel_provisioner": kernel["metadata"]["kernel_provisioner"]}
         kernel |= {"argv": list(argv), "language": language}
@@ -127,8 +122,8 @@ def write_kernelspec(
         if not importable_in_isolation():
             raise SpecError(
                 f"Nothing was installed: {sys.executable} finds sandbox-kernel by PYTHONPATH only, "
-                f"and a launcher must not depend on that, since it may lead to the notebook's "
-                f"folder. Install the package for that interpreter, for example with pip."
+                f"which is not safe for a launcher: it may contain the notebook's folder. Install "
+                f"the package for that interpreter, for example with pip."
             )
         command = [] if argv is None else ["--", *argv]
         kernel["argv"] = [sys.executable, *ISOLATION, *_LAUNCH, "-f", "{connection_file}"]
@@ -145,7 +140,7 @@ def write_kernelspec(
         if launcher:
             request = source / LAUNCH_FILE
             request.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-            # What root installs into an environment is for everybody who can use that.
+            # If root installs into an environment, all of its users may read the file.
             request.chmod(0o644 if os.geteuid() == 0 and not user else 0o600)
         return manager.install_kernel_spec(str(source), name, user=user, prefix=prefix)
 
@@ -158,25 +153,23 @@ def list_kernelspecs() -> list[InstalledKernelspec]:
 
 
 def remove_kernelspec(name: str) -> str:
-    """Remove a kernelspec of ours and return the folder that is gone.
-
-    Raises SpecError, and removes nothing, if there is none or it belongs to another project.
-    """
+    """Remove one of our kernelspecs and return its former folder. SandboxError if there is none,
+    SpecError if it belongs to another project."""
     manager = _manager()
     path = manager.find_kernel_specs().get(name)
     if path is None:
-        ours = ", ".join(spec.name for spec in list_kernelspecs()) or "none"
-        raise SandboxError(f"There is no kernelspec {name!r}. Those of sandbox-kernel are: {ours}.")
+        hint = did_you_mean(name, [spec.name for spec in list_kernelspecs()])
+        raise SandboxError(f"There is no kernelspec {name!r}. {hint}")
     if _read(name, Path(path)) is None:
         raise SpecError(
             f"The kernelspec {name!r} in {path} is not one of sandbox-kernel's and was left "
-            f"alone. Use 'jupyter kernelspec remove {name}' if you want it gone."
+            f"alone. To remove it, use 'jupyter kernelspec remove {name}'."
         )
     return manager.remove_kernel_spec(name)
 
 
 def _manager() -> KernelSpecManager:
-    # ipykernel's implied python3 is neither ours to list nor to remove.
+    # The implied python3 is ipykernel's.
     return KernelSpecManager(ensure_native_kernel=False)
 
 
@@ -193,14 +186,19 @@ def template() -> dict[str, Any]:
     return kernel
 
 
-def _checked_config(backend: str, spec_config: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_config(backend: str, given: Mapping[str, Any], not_for: str) -> dict[str, Any]:
     """The ``config`` of kernel.json: plain JSON, without what is at its default."""
     if backend not in backend_names():
         raise no_backend(backend)
-    spec = SandboxSpec.from_mapping(spec_config, where=f"the kernelspec for {backend!r}").to_dict()
-    if not spec_config.get("name"):
-        del spec["name"]  # each kernel gets a sandbox of its own, with a random name
-    return {"backend": backend, **spec}
+    where = f"the kernelspec for {backend!r}"
+    check_keys(given, SETTINGS.keys() - {"backend"}, where)
+    configuration = read_configuration(
+        given, {"backend": backend}, default_name="kernel", environ={}, where=where, not_for=not_for
+    )
+    config = configuration.to_dict()
+    if not given.get("name"):
+        del config["name"]  # each kernel gets a sandbox of its own, with a random name
+    return config
 
 
 def _check_replaceable(name: str, path: Path) -> None:
@@ -219,9 +217,9 @@ def _shown_as(
     launcher: bool,
     kernels: Path,
 ) -> str:
-    """What Jupyter shows for a kernel: what was asked for, else a title that says in what it
-    differs. People choose by it, so no two kernels have the same: then the kernel's name is added,
-    and a title that was asked for is refused."""
+    """The kernel's title in Jupyter: ``wanted``, else one that says in what it differs. People
+    choose by it, so it is unique: a generated title gets the kernel's name, a taken ``wanted`` is
+    refused."""
     places = {**_manager().find_kernel_specs()}
     if kernels.is_dir():
         places |= {path.name: str(path) for path in kernels.iterdir()}
@@ -252,7 +250,7 @@ def _title(path: Path) -> str:
 
 
 def _difference(key: str, value: Any) -> str:
-    """A setting in a few words; empty if people do not choose a kernel by it."""
+    """A setting in a few words; empty if nobody chooses a kernel by it."""
     if key == "memory_mib":
         return f"{value} MiB"
     if key == "cpus":
@@ -267,7 +265,7 @@ def _difference(key: str, value: Any) -> str:
 
 
 def _read(name: str, path: Path) -> InstalledKernelspec | None:
-    """The kernelspec in that folder if it is ours, else None (also for one that is broken)."""
+    """The kernelspec in that folder if it is ours and readable, else None."""
     try:
         kernel = json.loads((path / "kernel.json").read_text(encoding="utf-8"))
         argv, metadata = kernel["argv"], kernel.get("metadata", {})
@@ -286,5 +284,4 @@ def _read(name: str, path: Path) -> InstalledKernelspec | None:
             name, str(kernel["display_name"]), str(path), dict(config), launcher, outdated
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        # Not readable as a kernelspec, so nothing shows that it is ours.
         return None

@@ -1,9 +1,9 @@
-"""A pool of warm sandboxes: made ahead, so that a kernel starts in the time of a fork.
+"""A pool of warm sandboxes, made ahead, so that a kernel starts in the time of a fork.
 
-Off unless ``pool_size`` is set. Each kind of kernel (backend, spec, command line) has a pool of its
-own, which is filled when the first kernel of that kind is started, refilled after each that is
-taken, and emptied when none has been taken for ``pool_idle_seconds`` or the process ends. A sandbox
-leaves the pool exactly once: to become a kernel's, or to be removed.
+Off unless ``pool_size`` is set. Each kind of kernel (backend, spec, command line) has its own pool.
+It is filled when the first kernel of that kind starts, refilled after each sandbox that is taken,
+and emptied when none was taken for ``pool_idle_seconds`` or the process ends. A sandbox leaves the
+pool exactly once: to become a kernel's, or to be removed.
 
 Everything here runs on the background loop.
 """
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 
 log = logging.getLogger("sandbox_kernel.pool")
 
@@ -34,8 +35,7 @@ class Pool:
         self._make = make
         self._remove = remove
         self._ready: deque[SandboxedKernel] = deque()
-        self._filling: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
+        self._filling, self._draining = OwnedTasks(), OwnedTasks()
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -43,7 +43,10 @@ class Pool:
 
     async def take(self) -> SandboxedKernel | None:
         """A sandbox that nobody else gets, or None if none is ready. Fills the pool again."""
-        self._wait_for_idleness()
+        self._stop_timer()
+        self._idle_timer = asyncio.get_running_loop().call_later(
+            self._idle_seconds, lambda: self._draining.start(self.drain())
+        )
         taken = None
         while self._ready and taken is None:
             candidate = self._ready.popleft()
@@ -51,49 +54,33 @@ class Pool:
                 taken = candidate
             else:
                 await self._remove(candidate)
-        self._fill()
+        if not self._filling:
+            self._filling.start(self._fill_up())
         return taken
 
     async def drain(self) -> None:
         """Remove every sandbox that waits. The next ``take`` fills the pool again."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        if self._filling is not None:
-            self._filling.cancel()
-            await asyncio.gather(self._filling, return_exceptions=True)
-            self._filling = None
+        self._stop_timer()
+        await self._filling.cancel()
         while self._ready:
             await self._remove(self._ready.popleft())
 
-    def _wait_for_idleness(self) -> None:
+    def _stop_timer(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._idle_timer = self._loop.call_later(
-            self._idle_seconds, lambda: _keep(self._loop.create_task(self.drain()))
-        )
-
-    def _fill(self) -> None:
-        if self._filling is None or self._filling.done():
-            self._filling = self._loop.create_task(self._fill_up())
 
     async def _fill_up(self) -> None:
         while len(self._ready) < self._size:
             try:
                 kernel = await self._make()
             except SandboxError as error:
-                # The kernel that is started next will meet the same error and tell its user.
-                log.warning("no sandbox for the pool: %s", error)
+                # The next kernel that starts meets the same error and shows it to its user.
+                log.warning("No sandbox for the pool: %s", error)
                 return
             self._ready.append(kernel)
 
 
 _pools: dict[str, Pool] = {}
-_tasks: set[asyncio.Task[None]] = set()
-
-
-def _keep(task: asyncio.Task[None]) -> None:
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
 
 
 def pool_for(kind: object, size: int, idle_seconds: float, make: Make, remove: Remove) -> Pool:
@@ -114,4 +101,3 @@ async def drain_all() -> None:
 def forget_all() -> None:
     """In a forked child: the pools belong to the parent."""
     _pools.clear()
-    _tasks.clear()

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.sandboxes.base import SandboxClient
+from sandbox_kernel.suggestions import did_you_mean
 
 GROUP = "sandbox_kernel.backends"
 
@@ -26,10 +27,9 @@ def backend_names() -> list[str]:
 
 def no_backend(name: str) -> SpecError:
     """The error for a name that no backend has."""
-    names = ", ".join(backend_names()) or "none"
     return SpecError(
-        f"There is no sandbox backend {name!r}. Known are: {names}; `sandbox-kernel doctor` says "
-        f"which of them can be used here."
+        f"There is no sandbox backend {name!r}. {did_you_mean(name, backend_names())} "
+        f"`sandbox-kernel doctor` says which of them can be used here."
     )
 
 

@@ -1,221 +1,57 @@
-"""The sandbox surface: what agents, the kernel provisioner and the command program against.
+"""The sandbox surface: what a backend implements, and what kernels, agents and commands call.
 
 A backend is a SandboxClient (create, get, list, remove) whose SandboxHandles run commands. It is
-found by its entry point in the group ``sandbox_kernel.backends``; see ``backends.py``. Everything
-that a handle returns from inside the sandbox is the word of untrusted code: bounded, never
-believed.
+found by its entry point in the group ``sandbox_kernel.backends``; see ``backends.py``. It
+implements the abstract methods of these two classes and of ExecStream (``exec_stream.py``); all
+other methods have defaults. A backend that keeps records of its sandboxes on this host starts from
+``recording_client.py``.
 
-All methods are coroutines and may be called from any running event loop, but the objects of one
-client belong to one loop (the tunnel keeps them on its own).
+Everything that a handle returns from inside the sandbox comes from untrusted code: bounded, never
+believed. All methods are coroutines and may be called from any running event loop, but the objects
+of one client belong to one loop (the tunnel keeps them on its own).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
-import socket
-import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from sandbox_kernel.errors import ExecFailed, SandboxTimeout, SpecRefused, Unsupported
-from sandbox_kernel.guest.command import GUEST
+from sandbox_kernel.errors import ExecFailed, SandboxTimeout, Unsupported
+from sandbox_kernel.guest.commands.single import GUEST
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
+from sandbox_kernel.sandboxes.folder_archive import UNPACK, packed
+from sandbox_kernel.sandboxes.results import (
+    Diagnosis,
+    ExecResult,
+    SandboxInfo,
+    SnapshotInfo,
+    Usage,
+)
 from sandbox_kernel.spec import SandboxSpec
 
+__all__ = [
+    "Capabilities",
+    "Command",
+    "Diagnosis",
+    "ExecResult",
+    "ExecStream",
+    "SandboxClient",
+    "SandboxHandle",
+    "SandboxInfo",
+    "SnapshotInfo",
+    "Usage",
+]
+
 MAX_OUTPUT = 16 * 2**20
-"""Bytes of each of stdout and stderr that ``exec`` keeps; the rest is read and dropped."""
-_GRACE = 60.0
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """Outcome of a command that ran to its end. A signal N gives the exit code -N."""
-
-    stdout: str
-    stderr: str = ""
-    exit_code: int = 0
-    truncated: bool = False
-
-    @property
-    def output(self) -> str:
-        """stdout followed by stderr."""
-        return self.stdout + self.stderr
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend can do and enforce. ``check`` turns what is missing into SpecRefused."""
-
-    image: bool = False
-    memory_mib: bool = False
-    cpus: bool = False
-    processes: bool = False
-    open_files: bool = False
-    disk_mib: bool = False
-    workspace: bool = False
-    readable: bool = False
-    python: bool = False
-    secrets: bool = False
-    egress: bool = False
-    """Rules that allow single hosts, by name; nothing else gets out."""
-    egress_parts: frozenset[str] = frozenset()
-    """Which of ``sandbox_kernel.egress.PARTS`` are enforced besides."""
-    options: bool = False
-    delete_after_seconds: bool = False
-    hosted: bool = False
-    """It runs elsewhere and costs money: it is never made anew without being asked for."""
-    byte_exact_streams: bool = False
-    reattach: bool = False
-    pause: bool = False
-    """``pause`` freezes the sandbox with its memory; ``resume`` lets it go on."""
-    restart: bool = False
-    """``resume`` starts a stopped sandbox again, with its files."""
-    snapshot: bool = False
-    """``snapshot`` keeps the files; with ``memory``, the running processes, too."""
-    memory: bool = False
-    fork: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Field name (``egress.ports`` for a rule's) -> why it is refused and what to do instead."""
-
-    def check(self, spec: SandboxSpec, backend: str) -> None:
-        """Refuse a spec that asks for more than this backend enforces (invariant: no silent
-        downgrade). Called by ``create`` before anything exists."""
-        for name in (
-            "image",
-            "memory_mib",
-            "cpus",
-            "processes",
-            "open_files",
-            "disk_mib",
-            "workspace",
-            "readable",
-            "python",
-            "secrets",
-            "options",
-            "delete_after_seconds",
-        ):
-            if getattr(spec, name) not in (None, (), {}) and not getattr(self, name):
-                raise self._refused(spec, backend, f"{name}={getattr(spec, name)!r}", name)
-        if spec.egress and not self.egress:
-            raise self._refused(spec, backend, f"egress={spec.egress.to_json()!r}", "egress")
-        if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
-            field_name = beyond.partition("=")[0].partition(".")[2]
-            raise self._refused(spec, backend, beyond, f"egress.{field_name}")
-
-    def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
-        why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
-        return SpecRefused(
-            f"Sandbox {spec.name!r} was not created: the backend {backend!r} cannot enforce "
-            f"{what}. {why}"
-        )
-
-
-@dataclass(frozen=True)
-class SandboxInfo:
-    """A snapshot of a sandbox's state, for ``ps``, for error messages and for tests."""
-
-    name: str
-    id: str
-    backend: str
-    status: str
-    """``running``, ``paused``, ``stopped``, ``gone``, or ``unknown`` if the provider's word for it
-    is none that we know."""
-    created: float
-    limits: Mapping[str, str] = field(default_factory=dict)
-    """Spec field -> the value in force and by what, e.g. ``"512 MiB (cgroup v2)"``."""
-    oom_kills: int = 0
-    """How often something in the sandbox was killed for want of memory."""
-    last_kill: str = ""
-    """Why the sandbox itself last killed something (memory, disk), in words."""
-    killed: Mapping[int, str] = field(default_factory=dict)
-    """What the sandbox itself killed of late: pid inside of it -> why, in words."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    """What the backend adds, e.g. host pids."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a sandbox uses now, as its backend measures it from outside."""
-
-    memory: int
-    """Bytes."""
-    processes: int
-    cpu_seconds: float
-    """Of the processes that run, since each began."""
-
-
-@dataclass(frozen=True)
-class SnapshotInfo:
-    """A state of a sandbox that was kept; ``SandboxClient.restore`` makes sandboxes from it."""
-
-    name: str
-    backend: str
-    sandbox: str
-    """Name of the sandbox that it was taken from."""
-    created: float
-    memory: bool
-    """Whether it holds the running processes, or the files only."""
-
-
-class ExecStream(ABC):
-    """A running command with its standard streams.
-
-    Closing the stream ends the command (and, with some providers, its children too), so what must
-    outlive it is started with ``SandboxHandle.spawn``.
-    """
-
-    socket: socket.socket | None = None
-    """A connected, byte-exact duplex socket that *is* the command's stdin and stdout, if the
-    backend can give one (``open_stream(..., duplex=True)``). Whoever takes it must not use
-    ``read`` and ``write``; ``close`` still closes it."""
-    write_ahead: int | None = None
-    """Bytes that may wait for ``write``, if it is slow: what is urgent waits behind them."""
-
-    @abstractmethod
-    async def read(self) -> bytes:
-        """The next piece of stdout; ``b""`` at its end."""
-
-    @abstractmethod
-    async def read_stderr(self) -> bytes:
-        """The next piece of stderr; ``b""`` at its end."""
-
-    @abstractmethod
-    async def write(self, data: bytes) -> None:
-        """Write to stdin, waiting while the command does not take it."""
-
-    @abstractmethod
-    async def close_stdin(self) -> None:
-        """End of input for the command."""
-
-    @abstractmethod
-    async def wait(self) -> int:
-        """Exit code; -N if signal N ended the command."""
-
-    @abstractmethod
-    async def send_signal(self, signum: int) -> None:
-        """Send a signal to the command's process group. No error if it has ended."""
-
-    @abstractmethod
-    async def resize(self, rows: int, columns: int) -> None:
-        """Set the size of the terminal of a stream opened with ``tty``."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End the command if it runs still, and free everything. Idempotent."""
-
-    async def __aenter__(self) -> ExecStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+"""Bytes of each of stdout and stderr that ``exec`` keeps; it reads and drops the rest."""
+GUEST_PATH = GUEST.decode()
+_AGENT_GRACE = 60.0
+_UPLOAD_TIMEOUT = 600.0
 
 
 class SandboxHandle(ABC):
@@ -232,58 +68,34 @@ class SandboxHandle(ABC):
     holds_lease: ClassVar[bool] = False
     """Whether the backend itself ends the sandbox when its lease is over."""
     weaknesses: Sequence[str] = ()
-    """Sentences about what this host can hold the sandbox to only coarsely, for the log."""
+    """Sentences for the log: limits that this host can enforce only coarsely."""
     python: str | None = None
-    """The image's own interpreter, by which kernels and the guest program run (and which may lack
-    ipykernel); None if the backend shows the sandbox the host's interpreter."""
+    """The image's own interpreter, for kernels and the guest program (it may lack ipykernel); None
+    if the backend shows the sandbox the host's interpreter."""
+
+    # --- what a backend implements
 
     @abstractmethod
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> ExecStream:
-        """Start a command and give its streams. ``argv`` is never parsed by a shell.
+    async def open_command(self, command: Command) -> ExecStream:
+        """Start a command and give its streams.
 
-        ``tty`` (rows, columns) gives it a terminal. ``duplex`` asks for ``ExecStream.socket``,
-        which a backend may not have. Raises ExecFailed if the command cannot be started,
-        SandboxGone if the sandbox has ended and SandboxPaused if it is paused.
+        Raises ExecFailed if the command cannot be started, SandboxGone if the sandbox has ended
+        and SandboxPaused if it is paused.
         """
 
     @abstractmethod
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
+    async def spawn_command(self, command: Command) -> None:
         """Start a command that belongs to the sandbox, not to the caller: it outlives this
-        process. Its output goes to the sandbox's log. When a ``main`` command ends, the sandbox
-        has nothing to live for, and a backend that can ends it."""
+        process. Its output goes to the sandbox's log. When a ``main`` command ends, a backend
+        that can do so ends the sandbox."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the sandbox in an orderly way, keeping what a backend can keep. Idempotent."""
+        """End the sandbox in order, and keep what the backend can keep. Idempotent."""
 
     @abstractmethod
     async def kill(self) -> None:
         """End the sandbox at once. Idempotent."""
-
-    async def clear(self) -> bool:
-        """End every process in the sandbox but the agent and its connectors, from outside, so that
-        neither has to be asked. False, and nothing is ended, if the backend cannot."""
-        return False
-
-    async def set_lease(self, seconds: float) -> bool:
-        """Give the sandbox another lease than ``spec.lease_seconds``, from now on. False, and
-        nothing has changed, if the backend cannot."""
-        return False
 
     @abstractmethod
     async def logs(self, *, tail: int | None = None) -> str:
@@ -291,24 +103,36 @@ class SandboxHandle(ABC):
 
     @abstractmethod
     async def info(self) -> SandboxInfo:
-        """What is known about the sandbox now. Answers for a dead sandbox, too."""
+        """The sandbox's state now. Answers for a dead sandbox, too."""
+
+    # --- what a backend may implement
 
     async def usage(self) -> Usage | None:
-        """What it uses now; None if the backend cannot tell, or it does not run."""
+        """What the sandbox uses now; None if the backend cannot tell, or it does not run."""
         return None
+
+    async def clear(self) -> bool:
+        """From outside, end every process in the sandbox but the agent and its connectors. False,
+        and nothing is ended, if the backend cannot."""
+        return False
+
+    async def set_lease(self, seconds: float) -> bool:
+        """Replace ``spec.lease_seconds`` from now on. False, and nothing has changed, if the
+        backend cannot."""
+        return False
 
     async def pause(self) -> None:
         """Freeze the sandbox, with its memory; every stream to it may break. Idempotent."""
         raise self._unsupported("paused")
 
     async def resume(self) -> None:
-        """Bring a paused or stopped sandbox back to running. One that was paused goes on where it
-        was; one that was stopped has its files, but no process. No error if it runs."""
+        """Bring a paused or stopped sandbox back to running. A paused one goes on where it was; a
+        stopped one has its files, but no process. No error if it runs."""
         raise self._unsupported("resumed")
 
     async def snapshot(self, name: str) -> SnapshotInfo:
-        """Keep the present state under a name; SandboxExists if that is taken. What the backend
-        cannot keep rightly in the sandbox's present state (running, stopped) is refused."""
+        """Keep the present state under a name; SandboxExists if that is taken. A backend refuses
+        what it cannot keep correctly in the sandbox's present state (running, stopped)."""
         raise self._unsupported("kept as a snapshot")
 
     async def fork(self, name: str = "") -> SandboxHandle:
@@ -325,10 +149,10 @@ class SandboxHandle(ABC):
     def agent_lease(self) -> float:
         """Seconds after which the agent ends when nobody is attached. A backend that itself ends
         or pauses a sandbox at the end of its lease gives more: the agent must not be first."""
-        return self.spec.lease_seconds + (_GRACE if self.holds_lease else 0.0)
+        return self.spec.lease_seconds + (_AGENT_GRACE if self.holds_lease else 0.0)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
-        """The command line that runs the guest program (``sandbox_kernel/guest``) in here.
+        """The command line that runs the guest program (``sandbox_kernel/guest``) in the sandbox.
 
         The default is the zipapp where ``install_guest`` puts it; a backend that can show the
         program to the sandbox without copying overrides both.
@@ -336,26 +160,14 @@ class SandboxHandle(ABC):
         return [self.python or "python3", "-I", GUEST_PATH, *arguments]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
-        """A kernelspec's command line as it must be run in here: with the image's own interpreter
-        in place of the host's, if there is one."""
+        """A kernelspec's command line for this sandbox: with the image's own interpreter in place
+        of the host's, if there is one."""
         if self.python and argv and os.path.basename(argv[0]).startswith("python"):
             return [self.python, *argv[1:]]
         return argv
 
-    async def upload(self, folder: str, target: str) -> None:
-        """Put the files of a host folder into a folder of the sandbox, which is made if need be.
-        The default sends a tar archive through an exec's stdin; the sandbox needs Python."""
-        archive = await asyncio.to_thread(packed, folder)
-        arguments = ["-I", "-c", UNPACK, target, "-"]
-        result = await self.exec(self.python or "python3", arguments, stdin=archive, timeout=600)
-        if not result.ok:
-            raise ExecFailed(
-                f"{folder} could not be put to {target} in sandbox {self.name!r}: "
-                f"{result.output.strip()[-500:]}"
-            )
-
     async def install_guest(self, zipapp: bytes) -> None:
-        """Put the guest program into the sandbox, through an exec's stdin."""
+        """Put the guest program into the sandbox, through a command's stdin."""
         script = f'mkdir -p "$(dirname {GUEST_PATH})" && cat > {GUEST_PATH}'
         result = await self.exec("/bin/sh", ["-c", script], stdin=zipapp, timeout=60)
         if not result.ok:
@@ -364,6 +176,70 @@ class SandboxHandle(ABC):
                 f"{self.name!r}: {result.output.strip()[:500]}"
             )
 
+    async def upload(self, folder: str, target: str) -> None:
+        """Copy the files of a host folder into a folder of the sandbox, which is made if needed.
+        The default sends a tar archive through a command's stdin; the sandbox needs Python."""
+        await self._unpack(target, stdin=await asyncio.to_thread(packed, folder))
+
+    async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
+        """Unpack an archive from stdin, or from a file in the sandbox, into a folder there."""
+        arguments = ["-I", "-c", UNPACK, target, path]
+        python = self.python or "python3"
+        result = await self.exec(python, arguments, stdin=stdin, cwd="/", timeout=_UPLOAD_TIMEOUT)
+        if not result.ok:
+            raise ExecFailed(
+                f"Files could not be copied to {target} in sandbox {self.name!r}: "
+                f"{result.output.strip()[-500:]}"
+            )
+
+    async def run_command(
+        self,
+        command: Command,
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        max_output: int = MAX_OUTPUT,
+    ) -> ExecResult:
+        """Run a command to its end. On timeout the command is killed and SandboxTimeout raised."""
+        stream = await self.open_command(command)
+        try:
+            async with asyncio.timeout(timeout):
+                return await run_to_end(stream, stdin, max_output)
+        except TimeoutError as error:
+            if isinstance(error, SandboxTimeout):
+                raise
+            raise SandboxTimeout(
+                f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
+                f"and was killed. Give a longer timeout if it needs one."
+            ) from None
+        finally:
+            await stream.close()
+
+    # --- the same without a Command, for convenience
+
+    async def open_stream(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        tty: tuple[int, int] | None = None,
+        duplex: bool = False,
+    ) -> ExecStream:
+        """``open_command`` for these arguments."""
+        return await self.open_command(Command(argv, env or {}, cwd, tty, duplex))
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        main: bool = False,
+    ) -> None:
+        """``spawn_command`` for these arguments."""
+        await self.spawn_command(Command(argv, env or {}, cwd, main=main))
+
     async def exec(
         self,
         cmd: str,
@@ -371,28 +247,15 @@ class SandboxHandle(ABC):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        max_output: int = MAX_OUTPUT,
+        **options: Any,
     ) -> ExecResult:
-        """Run a command to its end. On timeout the command is killed and SandboxTimeout raised."""
-        stream = await self.open_stream([cmd, *(args or ())], env=env, cwd=cwd)
-        try:
-            return await asyncio.wait_for(_run(stream, stdin, max_output), timeout)
-        except asyncio.TimeoutError:
-            raise SandboxTimeout(
-                f"{cmd!r} in sandbox {self.name!r} did not end within {timeout:g} s and was "
-                f"killed. Give a longer timeout if it needs one."
-            ) from None
-        finally:
-            await stream.close()
+        """``run_command`` for these arguments, with its options ``stdin``, ``timeout`` and
+        ``max_output``."""
+        return await self.run_command(Command([cmd, *(args or ())], env or {}, cwd), **options)
 
     async def shell(self, script: str, *, timeout: float | None = None) -> ExecResult:
         """Run a script with ``/bin/sh -c``."""
         return await self.exec("/bin/sh", ["-c", script], timeout=timeout)
-
-
-GUEST_PATH = GUEST.decode()
 
 
 class SandboxClient(ABC):
@@ -401,9 +264,7 @@ class SandboxClient(ABC):
     backend: ClassVar[str]
     capabilities: ClassVar[Capabilities]
 
-    def check(self, spec: SandboxSpec) -> None:
-        """SpecRefused for what this backend cannot enforce. Touches nothing."""
-        self.capabilities.check(spec, self.backend)
+    # --- what a backend implements
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
@@ -420,10 +281,20 @@ class SandboxClient(ABC):
 
     @abstractmethod
     async def remove(self, name: str) -> None:
-        """Kill if running, and delete with all that it holds. Removing twice is no error."""
+        """Kill if running, and delete with all its files. Removing twice is no error."""
+
+    @abstractmethod
+    async def diagnose(self) -> Sequence[Diagnosis]:
+        """Can this backend be used here? For ``doctor``. Never raises; tries for real."""
+
+    # --- what a backend may implement
+
+    def check(self, spec: SandboxSpec) -> None:
+        """SpecRefused for what this backend cannot enforce. Touches nothing."""
+        self.capabilities.check(spec, self.backend)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
-        """A new sandbox with the spec's name from a snapshot of that name. Otherwise as
+        """A new sandbox with the spec's name from the snapshot of that name. Otherwise as
         ``create``."""
         raise self._no_snapshots()
 
@@ -438,20 +309,21 @@ class SandboxClient(ABC):
     def _no_snapshots(self) -> Unsupported:
         return Unsupported(f"The backend {self.backend!r} has no snapshots.")
 
-    @abstractmethod
-    async def diagnose(self) -> Sequence[Diagnosis]:
-        """Can this backend be used here? For ``doctor``. Never raises; tries for real."""
+    async def close(self) -> None:  # noqa: B027  (optional hook)
+        """Free what the client itself holds (connections). Sandboxes live on."""
+
+    # --- one command in a sandbox of its own
 
     async def run_python(
         self, code: str, *, timeout: float | None = None, **spec: Any
     ) -> ExecResult:
-        """Run Python code in a sandbox of its own, which is gone afterwards."""
+        """Run Python code in a sandbox that is removed afterwards."""
         return await self._run_once(["python3", "-c", code], timeout, spec)
 
     async def run_shell(
         self, script: str, *, timeout: float | None = None, **spec: Any
     ) -> ExecResult:
-        """Run a shell script in a sandbox of its own, which is gone afterwards."""
+        """Run a shell script in a sandbox that is removed afterwards."""
         return await self._run_once(["/bin/sh", "-c", script], timeout, spec)
 
     async def _run_once(
@@ -462,71 +334,3 @@ class SandboxClient(ABC):
             return await handle.exec(argv[0], argv[1:], timeout=timeout)
         finally:
             await asyncio.shield(self.remove(handle.name))
-
-    async def close(self) -> None:  # noqa: B027  (optional hook)
-        """Free what the client itself holds (connections). Sandboxes live on."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """One line of ``sandbox-kernel doctor``."""
-
-    ok: bool | None
-    """True: works. False: does not, so the backend cannot be used. None: works, with a remark."""
-    what: str
-    fix: str = ""
-
-
-UNPACK = """
-import os, sys, tarfile
-os.makedirs(sys.argv[1], exist_ok=True)
-source = sys.stdin.buffer if sys.argv[2] == "-" else open(sys.argv[2], "rb")
-with tarfile.open(fileobj=source, mode="r|gz") as archive:
-    archive.extractall(sys.argv[1])
-"""
-"""The program, for the sandbox's Python, that unpacks what ``packed`` gave into the folder that is
-its first argument: from the file that is its second, or from stdin (``-``)."""
-
-
-def packed(folder: str) -> bytes:
-    """The files of a host folder as a tar archive, compressed."""
-    archived = io.BytesIO()
-    with tarfile.open(fileobj=archived, mode="w:gz", compresslevel=6) as archive:
-        archive.add(folder, arcname=".", filter=_owned_by_nobody_in_particular)
-    return archived.getvalue()
-
-
-def _owned_by_nobody_in_particular(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The host's users are not the sandbox's."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    return entry
-
-
-async def _run(stream: ExecStream, stdin: bytes, max_output: int) -> ExecResult:
-    async def feed() -> None:
-        # The command may end without reading its input; that is its right.
-        with contextlib.suppress(OSError):
-            if stdin:
-                await stream.write(stdin)
-            await stream.close_stdin()
-
-    out, err, _ = await asyncio.gather(
-        _collect(stream.read, max_output), _collect(stream.read_stderr, max_output), feed()
-    )
-    result = ExecResult(
-        stdout=out[0].decode(errors="replace"),
-        stderr=err[0].decode(errors="replace"),
-        truncated=out[1] or err[1],
-    )
-    return replace(result, exit_code=await stream.wait())
-
-
-async def _collect(read: Any, limit: int) -> tuple[bytes, bool]:
-    kept = bytearray()
-    truncated = False
-    while chunk := await read():
-        room = limit - len(kept)
-        truncated = truncated or len(chunk) > room
-        kept += chunk[:room]
-    return bytes(kept), truncated

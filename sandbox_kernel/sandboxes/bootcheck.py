@@ -7,21 +7,20 @@ KVM really does: a /dev/kvm that is there and can be opened may still not run a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import platform
 import stat
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import Diagnosis
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
 
 KVM = Path("/dev/kvm")
 FAILURE_KEPT = 3600.0
@@ -40,7 +39,7 @@ def boot_timeout() -> float:
 
 
 def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
-    """What is wrong with /dev/kvm, as far as looking can tell; None if nothing."""
+    """A problem with /dev/kvm that can be seen without booting; None if there is none."""
     try:
         found = kvm.stat()
     except FileNotFoundError:
@@ -62,7 +61,7 @@ def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
             False,
             f"this user may not use {kvm} (mode {stat.S_IMODE(found.st_mode):o}, "
             f"group {_group(found.st_gid)})",
-            f"`sudo usermod -aG {_group(found.st_gid)} $USER`, then log in anew. {_OTHER}",
+            f"`sudo usermod -aG {_group(found.st_gid)} $USER`, then log in again. {_OTHER}",
         )
     except OSError as error:
         return Diagnosis(
@@ -86,7 +85,7 @@ async def boot_check(
     ``boot`` boots a tiny VM and runs a command in it, or raises; it must leave nothing behind,
     also when it is cancelled, which happens after ``timeout`` seconds. Its outcome is kept on
     disk for this kernel, this ``version`` of the backend's package and this /dev/kvm; ``fresh``
-    asks anew.
+    tries again.
     """
     problem = kvm_problem()
     if problem is not None:
@@ -142,7 +141,7 @@ def _remembered(backend: str, conditions: dict[str, Any]) -> Diagnosis | None:
             return None
         return Diagnosis(bool(kept["ok"]), str(kept["what"]), str(kept["fix"]))
     except (OSError, SandboxError, ValueError, KeyError, TypeError):
-        return None  # not there, or not readable: it is found out anew
+        return None  # not there, or not readable: the caller finds out again
 
 
 def _remember(backend: str, conditions: dict[str, Any], found: Diagnosis) -> None:
@@ -154,14 +153,7 @@ def _remember(backend: str, conditions: dict[str, Any], found: Diagnosis) -> Non
         "what": found.what,
         "fix": found.fix,
     }
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{backend}-")
-    try:
-        with os.fdopen(fd, "w") as file:
-            json.dump(kept, file)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    write_atomically(path, json.dumps(kept), lasting=False)
 
 
 def _group(gid: int) -> str:

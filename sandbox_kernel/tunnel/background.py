@@ -1,4 +1,4 @@
-"""The background loop: one thread a process, on which tunnels and SDK objects live.
+"""The background loop: one thread per process, on which tunnels and SDK objects live.
 
 Jupyter's synchronous KernelManager runs its own loop only while it is being called, so a tunnel on
 the caller's loop would stall between calls.
@@ -45,7 +45,7 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 async def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the background loop and await it on the caller's.
 
-    Cancelling the caller cancels the coroutine, and waits until it has cleared up behind itself.
+    Cancelling the caller cancels the coroutine, and waits until it has cleaned up.
     """
     loop = background_loop()
     if asyncio.get_running_loop() is loop:
@@ -74,30 +74,30 @@ async def run(coroutine: Coroutine[Any, Any, T]) -> T:
         loop.call_soon_threadsafe(lambda: task and task.cancel())
         await asyncio.wait([waiter])
         if not waiter.cancelled():
-            waiter.exception()  # seen, though nobody is left to be told
+            waiter.exception()  # retrieved, though nobody wants it
         raise
 
 
 async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As ``run``, for what must not be left half done: if the caller is cancelled, the coroutine
-    goes on without it, and tells its failure in the log."""
+    """As ``run``, for work that must not be left half done: if the caller is cancelled, the
+    coroutine goes on, and logs its failure."""
     outcome = submit(coroutine)
     try:
         return await asyncio.shield(asyncio.wrap_future(outcome))
     except asyncio.CancelledError:
-        outcome.add_done_callback(_tell)
+        outcome.add_done_callback(_log_failure)
         raise
 
 
 async def aside(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a call that blocks, perhaps for very long, in a thread of its own. Who is cancelled does
-    not wait for it, and neither does the process when it exits. On any loop."""
+    """Make a blocking call in a thread of its own, on any loop. Neither a cancelled caller nor the
+    exit of the process waits for it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if outcome.done():
-            return  # nobody waits any more
+            return  # the caller was cancelled
         if error is not None:
             outcome.set_exception(error)
         else:
@@ -109,22 +109,22 @@ async def aside(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             result = call(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001  (goes to whoever awaits the call)
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all who waited with it
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=make, name="sandbox-kernel-aside", daemon=True).start()
     return await outcome
 
 
-def _tell(outcome: concurrent.futures.Future[Any]) -> None:
+def _log_failure(outcome: concurrent.futures.Future[Any]) -> None:
     error = None if outcome.cancelled() else outcome.exception()
     if error is not None:
         logging.getLogger("sandbox_kernel").error("%s", error)
 
 
 class Workers(concurrent.futures.ThreadPoolExecutor):
-    """Threads for blocking calls, which still work when the process exits: the standard executor
-    refuses work by then, but that is when the last sandboxes are removed."""
+    """Threads for blocking calls that still work when the process exits. The standard executor
+    refuses work by then, but the last sandboxes are removed at that time."""
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -141,7 +141,7 @@ class Workers(concurrent.futures.ThreadPoolExecutor):
 
 
 def _after_fork_in_child() -> None:
-    # The thread is gone in the child; what lived on its loop belongs to the parent.
+    # The thread is gone in the child, and everything on its loop belongs to the parent.
     global _loop, _lock
     _lock = threading.Lock()
     _loop = None

@@ -1,6 +1,6 @@
-"""The clock by which links are found dead: one that goes on while the machine sleeps.
+"""A clock that goes on while the machine sleeps, to find dead links.
 
-``time.monotonic`` and the event loop's clock stand still meanwhile. By those, a laptop that was
+By ``time.monotonic`` and the event loop's clock, which stand still meanwhile, a laptop that was
 shut for a night has heard from its sandboxes a moment ago.
 """
 
@@ -12,5 +12,5 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def since_boot() -> float:
-    """Seconds since the machine was started, those included in which it slept."""
+    """Seconds since the machine was started, including those in which it slept."""
     return time.clock_gettime(_CLOCK)

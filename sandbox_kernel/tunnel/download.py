@@ -1,19 +1,19 @@
-"""Download: all that the agent writes to one stream, for whoever waits for it."""
+"""Download: all bytes that the agent writes to one stream."""
 
 from __future__ import annotations
 
 import asyncio
 
 from sandbox_kernel.errors import ProtocolError, SandboxError
-from sandbox_kernel.guest.peer import Peer
-from sandbox_kernel.guest.wire.frames import Buffer
-from sandbox_kernel.guest.wire.mux import Stream
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
+from sandbox_kernel.wire.frames import Buffer
+from sandbox_kernel.wire.mux import Stream
+from sandbox_kernel.wire.peer import Peer
 
 
 class Download:
-    """Handles one stream. ``done`` has the bytes, or why there are none; more than ``limit`` of
-    them are refused."""
+    """Handles one stream. ``done`` gets the bytes, or an error: also if there are more than
+    ``limit``."""
 
     def __init__(self, peer: Peer, stream: Stream, sandbox: str, limit: int) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -51,7 +51,10 @@ class Download:
 
     def on_reset(self, reason: str) -> None:
         self.fail(
-            SandboxError(f"The agent in sandbox {self._sandbox!r} sent: {printable(reason[:200])}.")
+            SandboxError(
+                f"The agent in sandbox {self._sandbox!r} closed the stream: "
+                f"{printable(reason[:200])}."
+            )
         )
 
     def on_room(self) -> None:

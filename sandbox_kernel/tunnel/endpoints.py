@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.guest.peer import Peer
-from sandbox_kernel.guest.pump import Pump
-from sandbox_kernel.guest.wire.mux import INITIAL_WINDOW, INTERACTIVE, OUTPUT, URGENT
 from sandbox_kernel.paths import private_dir
+from sandbox_kernel.wire.mux import INITIAL_WINDOW, INTERACTIVE, OUTPUT, URGENT
+from sandbox_kernel.wire.peer import Peer
+from sandbox_kernel.wire.pump import Pump
 
 PRIORITY = {
     "control": URGENT,
@@ -24,7 +24,7 @@ PRIORITY = {
     "stdin": INTERACTIVE,
     "iopub": OUTPUT,
 }
-"""The kernel's channels, each with the priority of its streams."""
+"""Priority of the streams of each kernel channel."""
 
 MAX_UNIX_PATH = 107
 ACCEPT_PAUSE = 1.0
@@ -34,7 +34,7 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 
 class Endpoint:
     """One listening socket. ``address`` is the path of a Unix socket, or (ip, port) for TCP.
-    ``on_input`` is called whenever a client has sent something."""
+    ``on_input`` is called whenever a client sends something."""
 
     def __init__(
         self,
@@ -56,18 +56,18 @@ class Endpoint:
 
     @property
     def deleted(self) -> bool:
-        """Somebody has deleted the socket, and has put nothing in its place."""
+        """Has somebody deleted the socket, and put nothing in its place?"""
         return isinstance(self.address, str) and not os.path.lexists(self.address)
 
     def renew(self) -> None:
-        """Listen again, if somebody has removed the socket, with its folder or without. Connections
-        go on. SandboxError if that cannot be."""
+        """Listen again if the socket was removed, with its folder or without. Connections go on.
+        SandboxError if that fails."""
         if not isinstance(self.address, str) or self._owns(self.address):
             return
         try:
             private_dir(Path(self.address).parent)
         except OSError as error:
-            raise SandboxError(f"There is no folder for {self.address}: {error}") from None
+            raise SandboxError(f"Cannot make the folder of {self.address}: {error}") from None
         listener = _listen(self.address)
         self._stop_listening()
         self._start_listening(listener)
@@ -96,7 +96,7 @@ class Endpoint:
         self._listener.close()
 
     def _owns(self, path: str) -> bool:
-        """Not if somebody has taken this path over since."""
+        """Is the socket at this path still ours?"""
         try:
             return os.stat(path).st_ino == self._inode
         except FileNotFoundError:
@@ -104,22 +104,21 @@ class Endpoint:
 
     def _accept(self) -> None:
         if not self._peer.session.room:
-            # The sandbox has been out of reach for long. Clients that come and go meanwhile must
-            # not fill the memory.
+            # The sandbox has been out of reach for long. Clients that come and go must not fill
+            # the memory.
             return self._pause()
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No descriptor or memory is left for it. The client waits; asking at once again and
-            # again would not help it.
-            log.warning("A client of %s must wait: %s", self.target, error)
+            # No descriptor or memory is left, and trying again at once would not help.
+            log.warning("A client of %s (%s) must wait: %s", self.address, self.target, error)
             return self._pause()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # On this machine nothing is gained by more, and when a cell is interrupted, all that it has
-        # printed is read before its end is.
+        # A larger window gains nothing within one machine, and when a cell is interrupted, the
+        # client reads all output that is under way before it sees the end.
         local = self._priority == OUTPUT and not self._peer.session.checked
         window = INITIAL_WINDOW if local else 0
         stream = self._peer.mux.open(self.target, self._priority, window)

@@ -1,13 +1,13 @@
 """Tunnel: one session with the agent of one sandbox, over links that come and go.
 
-When a link breaks, the tunnel makes a new one, for as long as the sandbox can still be there. It
-ends, with a reason, when the sandbox is gone, when the agent refuses the session, when the far
-side breaks the protocol, or when it is closed.
+When a link breaks, the tunnel makes a new one while the sandbox can still exist. It ends, with a
+reason, when the sandbox is gone, when the agent refuses the session or breaks the protocol, or when
+it is closed.
 
-A sandbox that is paused is left so: the tunnel sleeps until a client sends something that is no
-heartbeat, or the caller wants the sandbox; then it resumes it. If somebody else does that, it goes
-on, too. What clients have sent meanwhile waits, and nothing is lost. What they had sent before the
-pause was noticed, and the agent has not acknowledged, is a reason to resume it as well.
+A paused sandbox stays paused: the tunnel sleeps until a client sends something other than a
+heartbeat, or the caller wants the sandbox, and then resumes it. If somebody else resumes it, the
+tunnel goes on, too. Clients' messages wait meanwhile, and nothing is lost. Unacknowledged messages
+from before the pause was noticed are also a reason to resume.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sandbox_kernel.errors import (
     SessionRefused,
     TunnelError,
 )
-from sandbox_kernel.guest.peer import Peer
-from sandbox_kernel.guest.pump import Pump
-from sandbox_kernel.guest.wire import VERSION, WireError
-from sandbox_kernel.guest.wire.handshake import Hello
-from sandbox_kernel.guest.wire.mux import BULK
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel.clock import since_boot
-from sandbox_kernel.tunnel.control import ControlClient
+from sandbox_kernel.tunnel.control_client import ControlClient
 from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Endpoint
-from sandbox_kernel.tunnel.links import codec_for, connect
+from sandbox_kernel.tunnel.links import Links
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire.handshake import Hello
+from sandbox_kernel.wire.mux import BULK
+from sandbox_kernel.wire.peer import Peer
+from sandbox_kernel.wire.pump import Pump
 
 FIRST_ATTEMPTS, AT_ONCE = 6, 5.0
 FIRST_DELAY, MAX_DELAY = 0.05, 5.0
@@ -49,7 +49,7 @@ ALIVE_INTERVAL = 5.0
 PAUSED_INTERVAL = 5.0
 """Seconds between two looks at a paused sandbox that somebody else may resume."""
 _HEARTBEATS = ("kernel:hb",)
-"""What asks only whether somebody is there: no reason to resume a sandbox, which costs money."""
+"""Targets whose traffic is no reason to resume a sandbox, which costs money."""
 _REQUESTS = "kernel:shell"
 _FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError, InternalError)
 
@@ -73,8 +73,7 @@ class Tunnel:
         self.reconnects = 0
         """How many links were made after the first."""
         self._handle = handle
-        self._folder = folder
-        self._codec = codec_for(byte_exact)
+        self._links = Links(handle, folder, byte_exact=byte_exact)
         self._hello = Hello(VERSION, uuid.uuid4().hex, token, 0, False, True)
         self._on_failed = on_failed
         self._log = log
@@ -93,9 +92,9 @@ class Tunnel:
         self.paused = False
         """The sandbox is paused, and the tunnel waits for a reason to resume it."""
         self.slept = False
-        """It was paused by this process, and has not run since, as far as can be known."""
+        """This process paused it, and nobody is known to have resumed it."""
         self.last_input = self._loop.time()
-        """When a client has last sent something that is no heartbeat."""
+        """When a client last sent something other than a heartbeat."""
         self.on_request: Callable[[], object] | None = None
         """Called when a client sends something on the channel for requests (shell)."""
         self._delay = 0.0
@@ -105,9 +104,8 @@ class Tunnel:
         self.control = ControlClient(self._peer, handle.name, on_event)
 
     async def open(self) -> None:
-        """Make the first link. Raises what ``links.connect`` raises, LinkLost only if that has
-        happened a few times, over a second or two: an agent that is slow to start is waited
-        for, and the caller says for how long."""
+        """Make the first link. Raises what ``Links.connect`` raises, but LinkLost only after a few
+        attempts over a second or two: an agent may be slow to start. The caller sets a timeout."""
         failures, delay = 0, FIRST_DELAY
         while True:
             started = self._loop.time()
@@ -127,14 +125,14 @@ class Tunnel:
         return self._peer.link is not None
 
     def cut(self) -> None:
-        """Break the present link, as a network would. The tunnel mends itself."""
+        """Break the present link, as a network would. The tunnel reconnects."""
         if self._peer.link is not None:
             self._peer.detach()
             self._link_lost("cut on purpose")
 
     def listen(self, address: str | tuple[str, int], target: str, priority: int) -> Endpoint:
-        """Forward each connection to ``address`` to ``target`` in the sandbox. Connections that are
-        forwarded already stay."""
+        """Forward each connection to ``address`` to ``target`` in the sandbox. Existing connections
+        stay."""
         for endpoint in self._endpoints:
             if endpoint.address == address:
                 endpoint.renew()
@@ -152,7 +150,7 @@ class Tunnel:
         self._wanted.set()
 
     def sleep(self) -> None:
-        """The caller is about to pause the sandbox: give the link up until it is wanted again."""
+        """Give the link up until the sandbox is wanted again: the caller is about to pause it."""
         self._wanted.clear()
         self.paused = self.slept = True
         self.cut()
@@ -168,7 +166,7 @@ class Tunnel:
         self._input()
 
     async def fetch(self, target: str, limit: int, *, timeout: float) -> bytes:
-        """All that ``target`` in the sandbox has to say, at most ``limit`` bytes of it."""
+        """All bytes that ``target`` in the sandbox sends, at most ``limit``."""
         if self.failure is not None:
             raise self.failure
         self.want()
@@ -177,9 +175,10 @@ class Tunnel:
         self._downloads.add(download)
         self._peer.flush_soon()
         try:
-            return await asyncio.wait_for(download.done, timeout)
-        except asyncio.TimeoutError:
-            stream.reset("nobody waits any more")
+            async with asyncio.timeout(timeout):
+                return await download.done
+        except TimeoutError:
+            stream.reset("the host waits no longer")
             self._peer.flush_soon()
             raise SandboxTimeout(
                 f"The agent in sandbox {self._handle.name!r} did not send {target!r} within "
@@ -189,8 +188,8 @@ class Tunnel:
             self._downloads.discard(download)
 
     def channel(self, target: str, priority: int) -> socket.socket:
-        """A stream to ``target`` as a blocking socket, for a thread that is not the loop's. Closing
-        it ends the stream; its end means that the stream, or the tunnel, is over."""
+        """A stream to ``target`` as a blocking socket, for another thread. Closing it ends the
+        stream; it ends with the stream or the tunnel."""
         if self.failure is not None:
             raise self.failure
         self.want()
@@ -201,64 +200,54 @@ class Tunnel:
         return theirs
 
     def close_endpoints(self, keep: Collection[str | tuple[str, int]] = ()) -> None:
-        """Listen nowhere any more, except at the addresses to ``keep``."""
+        """Stop listening, except at the addresses in ``keep``."""
         for endpoint in self._endpoints:
             if endpoint.address not in keep:
                 endpoint.close()
         self._endpoints = [kept for kept in self._endpoints if kept.address in keep]
 
     async def close(self) -> None:
-        """Detach from the sandbox, which lives on (until its lease is over). Idempotent."""
+        """Detach from the sandbox, which lives on until its lease is over. Idempotent."""
         self._end(
             TunnelError(f"The tunnel to sandbox {self._handle.name!r} was closed."), quiet=True
         )
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task])
             self._task = None
 
+    async def links_closed(self) -> None:
+        """Wait until the exec streams of all links are closed."""
+        await self._links.closed()
+
     async def _connect(self) -> None:
-        session = self._peer.session
-        hello = self._hello._replace(received=session.received)
-        connection = await connect(self._handle, self._folder, hello, codec=self._codec)
+        link, connection = await self._links.connect(self._peer, self._hello)
         self._hello = self._hello._replace(resume=True)
         self._lost.clear()
-        self._connected_at, self._received_before = self._loop.time(), session.received
+        self._connected_at, self._received_before = self._loop.time(), self._peer.session.received
         try:
-            self._peer.attach(
-                connection.link,
-                peer_received=connection.welcome.received,
-                decoder=connection.decoder,
-                incoming=connection.incoming,
-                outgoing=connection.outgoing,
-                checked=connection.checked,
-                early=connection.early,
-            )
-        except WireError as error:
-            connection.link.close()
-            raise ProtocolError(
-                f"The agent in sandbox {self._handle.name!r} sent {error}."
-            ) from error
+            self._peer.attach(link, connection)
         except Exception as error:
-            connection.link.close()
+            link.close()
             raise InternalError(
-                f"The session with sandbox {self._handle.name!r} could not go on, because of a "
-                f"mistake in sandbox-kernel, not in the sandbox: {error!r}. Please report it. "
+                f"The session with sandbox {self._handle.name!r} ended because of a mistake in "
+                f"sandbox-kernel, not in the sandbox: {error!r}. Please report it. "
                 f"`sandbox-kernel exec {self._handle.name}` still reaches the sandbox's files."
             ) from error
 
     async def _keep_connected(self) -> None:
         while self.failure is None:
             try:
-                await asyncio.wait_for(self._lost.wait(), ALIVE_INTERVAL)
-            except asyncio.TimeoutError:
+                async with asyncio.timeout(ALIVE_INTERVAL):
+                    await self._lost.wait()
+            except TimeoutError:
                 self._peer.check_alive()
                 self._renew_endpoints()
                 continue
             await self._reconnect()
 
     def _renew_endpoints(self) -> None:
-        """Somebody may have deleted the sockets, or the folder that they were in."""
+        """Listen again where a socket was deleted, alone or with its folder."""
         lost = [endpoint for endpoint in self._endpoints if endpoint.deleted]
         try:
             for endpoint in lost:
@@ -278,7 +267,7 @@ class Tunnel:
         deadline = self._loop.time() + patience
         lasted = self._loop.time() - self._connected_at > ALIVE_INTERVAL
         if lasted or self._peer.session.received > self._received_before:
-            self._delay = 0.0  # the last link was worth making; so will the next be
+            self._delay = 0.0  # the last link worked, so the next one may be made at once
         while self.failure is None:
             await asyncio.sleep(self._delay)
             self._delay = min(MAX_DELAY, 2 * self._delay or FIRST_DELAY)
@@ -295,7 +284,9 @@ class Tunnel:
                     self._notice_pause(error)
             except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
                 if self.paused:
-                    deadline = self._loop.time() + patience  # it does not run out meanwhile
+                    deadline = (
+                        self._loop.time() + patience
+                    )  # the lease of a paused sandbox does not run out
                 if self._loop.time() > deadline:
                     return self._end(
                         SandboxGone(
@@ -312,14 +303,14 @@ class Tunnel:
         self.paused = True
         self._delay = 0.0
         if self._wanted_at > self._peer.session.last_heard or self.has_undelivered_input():
-            self._log.info("%s It is resumed: a client has sent something meanwhile.", error)
+            self._log.info("%s It is resumed, because a client has sent something.", error)
             self._wanted.set()
         else:
             self._log.info("%s Its kernel waits.", error)
             self._wanted.clear()
 
     def has_undelivered_input(self) -> bool:
-        """Has somebody sent what the agent may not have got, heartbeats aside?"""
+        """Has a client sent data, other than heartbeats, that the agent has not acknowledged?"""
         heartbeats: set[object] = set()
         for endpoint in self._endpoints:
             if endpoint.target in _HEARTBEATS:
@@ -327,11 +318,12 @@ class Tunnel:
         return any(stream.owner not in heartbeats for stream in self._peer.mux.undelivered())
 
     async def _wait_until_wanted(self) -> None:
-        """Return when the sandbox runs again, by us or by somebody else."""
+        """Return when the sandbox runs again, whoever has resumed it."""
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), PAUSED_INTERVAL)
-            except asyncio.TimeoutError:
+                async with asyncio.timeout(PAUSED_INTERVAL):
+                    await self._wanted.wait()
+            except TimeoutError:
                 self._renew_endpoints()
                 if (await self._handle.info()).status != "paused":
                     return
@@ -340,7 +332,7 @@ class Tunnel:
                 return
 
     def _link_lost(self, why: str) -> None:
-        self._log.debug("the link to sandbox %s was lost: %s", self._handle.name, why)
+        self._log.debug("sandbox %s: the link was lost: %s", self._handle.name, why)
         self._lost.set()
 
     def _broken(self, why: str) -> None:

@@ -1,7 +1,6 @@
 """Files of the store: in a local folder, or on any file system that fsspec knows.
 
-Every write is of a whole file under a name that is used once, or replaces one file by another as a
-whole. So a write that was repeated, because its answer got lost, does no harm.
+Every write is of a whole file, so a write can be repeated when its answer is lost.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from sandbox_kernel.atomic_write import written_aside
 from sandbox_kernel.errors import SandboxUnavailable, StoreError
 from sandbox_kernel.paths import private_dir
 
@@ -23,36 +22,13 @@ ATTEMPTS = 6
 FIRST_PAUSE = 0.1
 _TEMPORARY = "tmp"
 _OLD = 24 * 3600
-_BUFFER = 2**18
 _RACES = 5
 
 
-class Blobs(Protocol):
-    """Paths are relative, with slashes. ``get`` and the like raise FileNotFoundError."""
-
-    url: str
-
-    def get(self, path: str) -> bytes: ...
-    def get_range(self, path: str, start: int, length: int) -> bytes: ...
-    def size(self, path: str) -> int: ...
-    def put(self, path: str, *parts: bytes | memoryview, lasting: bool = True) -> None:
-        """``lasting``: it must be there after a power cut, too."""
-
-    def files(self, folder: str) -> dict[str, int]:
-        """Names in a folder with their sizes; empty if it is not there."""
-
-    def names(self, folder: str) -> list[str]:
-        """Names of files in a folder; none if it is not there."""
-
-    def folders(self, folder: str) -> list[str]: ...
-    def delete(self, path: str, *, tidy: bool = True) -> None:
-        """No error if it is gone. ``tidy``: with its folder, if that is empty then."""
-
-
 class LocalBlobs:
-    """A folder of this machine's. A file is written under another name, brought to the disk, and
-    then renamed: it is there as a whole or not at all, and so after a power cut, in the order in
-    which files were written."""
+    """A folder of this machine. Paths are relative; reads raise FileNotFoundError, and a missing
+    folder is empty. A file is written under a temporary name, synced and renamed: even after a
+    power cut it is complete or missing, and files appear in the order of their writes."""
 
     def __init__(self, root: Path) -> None:
         self.url = str(root)
@@ -63,65 +39,42 @@ class LocalBlobs:
             raise StoreError(f"The store {root} cannot be used: {error}") from error
         self._made: set[Path] = set()
 
-    def _path(self, path: str) -> Path:
-        return self._root / path
-
     def get(self, path: str) -> bytes:
         with _named(self.url):
-            return self._path(path).read_bytes()
+            return (self._root / path).read_bytes()
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        with _named(self.url), self._path(path).open("rb", buffering=0) as file:
+        with _named(self.url), (self._root / path).open("rb", buffering=0) as file:
             return os.pread(file.fileno(), length, start)
 
     def size(self, path: str) -> int:
         with _named(self.url):
-            return self._path(path).stat().st_size
+            return (self._root / path).stat().st_size
 
     def put(self, path: str, *parts: bytes | memoryview, lasting: bool = True) -> None:
-        target = self._path(path)
+        """``lasting``: survive a power cut."""
+        target = self._root / path
         with _named(self.url):
             if target.parent not in self._made:
                 _make_folder(target.parent)
                 self._made.add(target.parent)
-            temporary = self._write_aside(parts, lasting)
-            try:
+            if not self._temporary.exists():  # the store has been deleted
+                private_dir(self._root)
+                private_dir(self._temporary)
+            with written_aside(self._temporary, *parts, lasting=lasting) as temporary:
                 for attempt in range(_RACES):
                     try:
                         temporary.rename(target)
                         break
-                    except FileNotFoundError:  # the folder was deleted since it was made
+                    except FileNotFoundError:  # the folder has been deleted
                         if attempt == _RACES - 1 or not temporary.exists():
                             raise
                         _make_folder(target.parent)
-                if lasting:
-                    _sync_folder(target.parent)
-            finally:
-                temporary.unlink(missing_ok=True)
-
-    def _write_aside(self, parts: Sequence[bytes | memoryview], lasting: bool) -> Path:
-        temporary = self._temporary / secrets.token_hex(12)
-        try:
-            self._write(temporary, parts, lasting)
-        except FileNotFoundError:  # the store's folder was deleted under us
-            private_dir(self._root)
-            private_dir(self._temporary)
-            self._write(temporary, parts, lasting)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        return temporary
-
-    @staticmethod
-    def _write(path: Path, parts: Sequence[bytes | memoryview], lasting: bool) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb", buffering=_BUFFER) as file:
-            file.writelines(parts)
-            file.flush()
             if lasting:
-                os.fsync(fd)
+                _sync_folder(target.parent)
 
     def files(self, folder: str) -> dict[str, int]:
+        """Names of files in a folder, with their sizes."""
         found = {}
         for entry in self._entries(folder):
             with contextlib.suppress(FileNotFoundError):
@@ -137,24 +90,25 @@ class LocalBlobs:
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
-            with _named(self.url), os.scandir(self._path(folder)) as entries:
+            with _named(self.url), os.scandir(self._root / folder) as entries:
                 return list(entries)
         except FileNotFoundError:
             return []
 
     def delete(self, path: str, *, tidy: bool = True) -> None:
+        """No error if the file is missing. ``tidy``: delete its folder, too, if empty."""
         with _named(self.url):
-            target = self._path(path)
+            target = self._root / path
             target.unlink(missing_ok=True)
             if not tidy:
                 return
-            with contextlib.suppress(OSError):  # not empty: that is what it is for
+            with contextlib.suppress(OSError):  # not empty
                 target.parent.rmdir()
                 target.parent.parent.rmdir()
             self._made.clear()
 
     def tidy(self) -> None:
-        """Delete what writers that were killed have left, once it is old."""
+        """Delete old temporary files, which killed writers left."""
         for path in list(self._temporary.iterdir()) if self._temporary.exists() else ():
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _OLD:
@@ -171,8 +125,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk: a save must not be there after a power cut without
-    what it refers to."""
+    """Sync the names in a folder: after a power cut no save may lack its packs."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -182,7 +135,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _named(url: str) -> Any:
-    """Say which store it was. A file that is missing is for the caller to explain."""
+    """Turn errors into StoreError, except for a missing file, which the caller explains."""
     try:
         yield
     except FileNotFoundError:
@@ -192,7 +145,7 @@ def _named(url: str) -> Any:
 
 
 class FsspecBlobs:
-    """Any file system that fsspec knows. Calls are repeated a few times, with growing pauses."""
+    """Any file system that fsspec knows. Retries failed calls a few times."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -222,7 +175,7 @@ class FsspecBlobs:
                 return call()
             except FileNotFoundError:
                 raise
-            except Exception as error:  # each file system has errors of its own
+            except Exception as error:  # each file system has its own errors
                 if attempt == ATTEMPTS - 1 or isinstance(error, PermissionError):
                     raise StoreError(
                         f"The store {self.url} failed to {what}: {type(error).__name__}: {error}"
@@ -235,11 +188,8 @@ class FsspecBlobs:
         return bytes(self._try(f"read {path}", lambda: self._fs.cat_file(self._path(path))))
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        def read() -> bytes:
-            data = self._fs.cat_file(self._path(path), start=start, end=start + length)
-            return bytes(data)
-
-        return self._try(f"read {path}", read)
+        span = {"start": start, "end": start + length}
+        return bytes(self._try(f"read {path}", lambda: self._fs.cat_file(self._path(path), **span)))
 
     def size(self, path: str) -> int:
         def look() -> int:
@@ -289,13 +239,15 @@ class FsspecBlobs:
             self._try(f"delete {path}", lambda: self._fs.rm_file(self._path(path)))
 
     def tidy(self) -> None:
-        """A file system that writes whole files leaves nothing."""
+        """Nothing to do: these file systems write whole files."""
 
 
-def open_blobs(url: str) -> LocalBlobs | FsspecBlobs:
-    """A local folder for a plain path or ``file://``, else what fsspec makes of the URL."""
-    if url.startswith("file://"):
-        url = url.removeprefix("file://")
+Blobs = LocalBlobs | FsspecBlobs
+
+
+def open_blobs(url: str) -> Blobs:
+    """A local folder for a plain path or ``file://``, else an fsspec file system."""
+    url = url.removeprefix("file://")
     if "://" in url:
         return FsspecBlobs(url)
     return LocalBlobs(Path(url).expanduser().absolute())

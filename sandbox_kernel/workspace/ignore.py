@@ -1,7 +1,7 @@
-"""What is not saved: sensible defaults, and the workspace's own ``.sandboxignore``.
+"""Which files are not saved: defaults, and the workspace's ``.sandboxignore``.
 
-The file is in gitignore's syntax. It is compiled here, by pathspec, to regular expressions that
-the sandbox applies: they cannot do harm there that the sandbox could not do to itself.
+The file has gitignore's syntax. The host compiles it with pathspec to regular expressions, and only
+the sandbox applies them, so a hostile pattern harms nobody else.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Rule = tuple[str, bool]
 
 
 def identity(text: bytes) -> str:
-    """What tells two ignore files apart; empty for none."""
+    """A hash of an ignore file; empty for none."""
     return hashlib.sha256(text).hexdigest() if text else ""
 
 
 @functools.lru_cache(16)
 def rules(text: bytes = b"") -> tuple[Rule, ...]:
-    """Rules for the defaults and an ignore file. The last rule that matches a path decides."""
+    """Rules for the defaults and an ignore file. The last matching rule decides."""
     lines = text.decode(errors="surrogateescape").splitlines()  # as names are
     if len(lines) > MOST_LINES:
         raise WorkspaceError(f".sandboxignore has more than {MOST_LINES} lines. Shorten it.")
@@ -47,7 +47,7 @@ def rules(text: bytes = b"") -> tuple[Rule, ...]:
 
 
 def only(globs: Sequence[str]) -> tuple[Rule, ...]:
-    """Rules that ignore all files but those that match, and the defaults still."""
+    """Rules that select the matching files only, without the defaults."""
     wanted = tuple((pattern, not ignored) for pattern, ignored in _compiled(globs))
     return ((r"^(?:.+/)?[^/]+$", True), *wanted, *_compiled(DEFAULTS))
 
@@ -56,7 +56,7 @@ def _compiled(lines: Sequence[str]) -> tuple[Rule, ...]:
     try:
         patterns = GitIgnoreSpec.from_lines(lines).patterns
     except ValueError as error:
-        raise WorkspaceError(f"An ignore pattern cannot be read: {error}") from error
+        raise WorkspaceError(f"Invalid ignore pattern: {error}") from error
     return tuple(
         (pattern.regex.pattern, bool(pattern.include))
         for pattern in patterns

@@ -10,27 +10,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
-from sandbox_kernel.guest.workspace.helper import IGNORE_FILE, IgnoreRefused, read_ignore
-from sandbox_kernel.guest.workspace.known import Folder, Item, time_of
-from sandbox_kernel.guest.workspace.scan import Rules, Scan, TooMuch
-from sandbox_kernel.text import printable
+from sandbox_kernel.guest.workspace.ignore_file import (
+    IGNORE_FILE,
+    IgnoreRefused,
+    Rules,
+    read_ignore,
+)
+from sandbox_kernel.guest.workspace.scan import Scan
+from sandbox_kernel.guest.workspace.scan_cache import Folder, Item, time_of
+from sandbox_kernel.guest.workspace.survey import TooMuch
+from sandbox_kernel.guest.workspace.tree_format import pack
+from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace import ignore
-from sandbox_kernel.workspace.claims import claiming
-from sandbox_kernel.workspace.objects import Sink
-from sandbox_kernel.workspace.onhost import own_folders
+from sandbox_kernel.workspace.host_folder import own_folders
+from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
 from sandbox_kernel.workspace.reports import (
     Baseline,
-    Limits,
     OnProgress,
+    Progress,
+    Quota,
     SaveInfo,
     SaveReport,
     UploadPolicy,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Entry
+from sandbox_kernel.workspace.store_users import claiming
+from sandbox_kernel.workspace.trees import Entry, build
 
 _GRANULARITY = 2.0
-"""Seconds; file systems may be as coarse as that."""
+"""Seconds; the coarsest time stamps of a file system."""
 _HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
 
 
@@ -42,42 +50,43 @@ def import_folder(
     *,
     policy: UploadPolicy | None = None,
     notebook: str = "",
-    limits: Limits | None = None,
+    quota: Quota | None = None,
     progress: OnProgress = lambda progress: None,
 ) -> SaveReport:
     """Make a save of workspace ``name`` from a folder of the host. Blocks: call it in a thread.
 
-    What was read is remembered as the folder's baseline, so that a later ``export`` to the same
-    folder can tell which files have changed on the host since.
+    The files become the folder's baseline, by which a later ``export`` to the same folder sees
+    which files have changed on the host.
     """
     started, taken = time.monotonic(), time.time()
     path = os.path.realpath(folder)
     base, hints = store.begin(name)
-    found = scan_folder(store, path, policy, limits, progress)
-    save = SaveInfo(
-        id="",
-        workspace=name,
-        root=found.root.hex(),
-        created=0.0,
+    found = scan_folder(store, path, policy, quota, progress)
+    save = SaveInfo.planned(
+        name,
         kind="import",
         parent=base.id if base is not None else "",
         notebook=notebook,
         problems=found.problems,
-        packs=[*hints, *found.packs],
     )
-    totals = store.check(save)
-    new = base is None or base.root != save.root
-    if new or base is None:
-        save = store.publish(replace(save, files=totals.files, bytes=totals.bytes))
+    if base is None or base.root != found.root.hex():
+        save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
     else:
-        save = base
+        save, new = base, False
     store.set_baseline(name, path, Baseline(found.root, taken=taken))
     return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
 
 
+def publish_tree(store: Store, save: SaveInfo, root: bytes, packs: Sequence[str]) -> SaveInfo:
+    """Publish a save of a tree that was made on the host."""
+    save = replace(save, root=root.hex(), packs=packs)
+    totals = store.check(save)
+    return store.publish(replace(save, files=totals.files, bytes=totals.bytes))
+
+
 @dataclass(frozen=True)
 class Scanned:
-    """What is in a host folder; its objects are in the store."""
+    """The tree of a host folder; its objects are in the store."""
 
     root: bytes
     problems: Sequence[str]
@@ -89,61 +98,99 @@ def scan_folder(
     store: Store,
     path: str,
     policy: UploadPolicy | None = None,
-    limits: Limits | None = None,
+    quota: Quota | None = None,
     progress: OnProgress = lambda progress: None,
     *,
     before: Mapping[str, Entry] | None = None,
     taken: float = 0.0,
 ) -> Scanned:
-    """Read what a policy lets through of a host folder (all, if there is none). A file is not read
-    if its size and time are those that it had ``before``, when that was ``taken``."""
-    limits = limits or Limits()
+    """Store the files of a host folder that a policy selects (default: all). Skips reading a file
+    whose size and time equal its entry in ``before``, which was ``taken`` then."""
+    quota = quota or Quota()
     policy = policy or UploadPolicy("folder", hidden=True)
-    writer = store.writer()
-    sink = Sink(store, writer, progress)
-    scan = _Scan(
-        Folder(),
-        _rules(path, policy),
-        sink,
-        full=False,
-        max_files=limits.max_files,
-        max_bytes=limits.max_bytes,
-        prune=policy.mode == "globs",
-    )
-    scan.own = own_folders(path, store.url)
-    scan.before, scan.settled = before or {}, int((taken - _GRANULARITY) * 1e9)
-    try:
-        root = scan.run(path)
-    except TooMuch as error:
-        writer.abandon()
-        biggest = ", ".join(f"{printable(what)} ({size})" for size, what in error.offenders)
-        raise QuotaExceeded(
-            f"The folder {path} has {error}; {limits.max_files} files and {limits.max_bytes} bytes "
-            f"are allowed. Biggest: {biggest}. List what is not needed in {IGNORE_FILE}, choose "
-            f"files by globs, or raise the quota."
-        ) from None
-    except OSError as error:
-        writer.abandon()
-        raise WorkspaceError(f"The folder {path} cannot be read: {error}") from error
-    except BaseException:
-        writer.abandon()
-        raise
-    writer.close()
+    with store.writer() as writer:
+        sink = _StoreSink(store, writer, progress)
+        scan = _HostScan(
+            Folder(),
+            _rules(path, policy),
+            sink,
+            full=False,
+            max_files=quota.max_files,
+            max_bytes=quota.max_bytes,
+            prune=policy.mode == "globs",
+        )
+        scan.own = own_folders(path, store.url)
+        scan.before, scan.settled = before or {}, int((taken - _GRANULARITY) * 1e9)
+        try:
+            root = scan.run(path)
+        except TooMuch as error:
+            biggest = ", ".join(f"{printable(what)} ({size})" for size, what in error.offenders)
+            raise QuotaExceeded(
+                f"The folder {path} has {error}; {quota.max_files} files and {quota.max_bytes} "
+                f"bytes are allowed. Biggest: {biggest}. List unneeded files in {IGNORE_FILE}, "
+                f"choose files by globs, or raise the quota."
+            ) from None
+        except OSError as error:
+            raise WorkspaceError(f"The folder {path} cannot be read: {error}") from error
     packs = [*sink.elsewhere, *writer.names]
     return Scanned(root, scan.problems, packs, writer.plain_bytes)
 
 
-class _Scan(Scan):
-    """Of the host's own files: those with the size and time that they had are not read again, and
-    those of this package not at all."""
+def add_tree(store: Store, entries: Mapping[str, Entry]) -> tuple[bytes, list[str]]:
+    """Store a tree of entries whose contents are in the store: its hash, and the packs of its
+    objects."""
+    store.packs.refresh()
+    with store.writer() as writer:
+        sink = _StoreSink(store, writer, lambda progress: None)
+        root = build(entries, sink.tree)
+    return root, [*sink.elsewhere, *writer.names]
+
+
+class _StoreSink:
+    """A ``Sink`` that stores the objects which the store lacks."""
+
+    def __init__(self, store: Store, writer: PackWriter, progress: OnProgress) -> None:
+        self.elsewhere: set[str] = set()
+        self._store = store
+        self._writer = writer
+        self._seen: set[bytes] = set()
+        self._progress = progress
+
+    def chunk(self, hash_: bytes, data: bytes) -> None:
+        self._add(CHUNK_KIND, hash_, data)
+
+    def known_chunk(self, hash_: bytes, path: str, index: int) -> None:
+        """Never called: a scan of the host starts with an empty cache."""
+
+    def tree(self, hash_: bytes, data: bytes) -> None:
+        self._add(TREE_KIND, hash_, data)
+
+    def progress(self, files: int, size: int) -> None:
+        self._progress(Progress("scan", files, size))
+
+    def _add(self, kind: int, hash_: bytes, data: bytes) -> None:
+        if hash_ in self._seen:
+            return
+        self._seen.add(hash_)
+        at = self._store.packs.find(hash_)
+        if at is not None:
+            self.elsewhere.add(at.pack)
+            return
+        codec, packed = pack(data)
+        self._writer.add(kind, hash_, codec, packed, len(data))
+
+
+class _HostScan(Scan):
+    """A scan of the host's files. Skips this package's folders, and does not read files whose size
+    and time have not changed."""
 
     own: set[str]
     before: Mapping[str, Entry]
     settled = 0
-    """Nanoseconds: what was changed later may have been changed again without a sign of it."""
+    """Nanoseconds; a later time stamp may hide a second change."""
 
-    def _is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
-        return prefix + name in self.own or super()._is_ignored(prefix, name, is_folder)
+    def is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
+        return prefix + name in self.own or super().is_ignored(prefix, name, is_folder)
 
     def _item(
         self, fd: int, prefix: str, name: str, status: os.stat_result, known: Item | None

@@ -1,9 +1,9 @@
 """Packs: files of the store that hold many objects each.
 
-    magic | stored bytes of the objects, one after another | index | footer
+    magic | stored bytes of the objects | index | footer
 
-The index has one record an object; the footer says where it is, and its SHA-256. A pack is written
-once and never changed. Which pack an object is in is told by the indexes alone.
+The index has one record for each object; the footer has its offset and SHA-256. A pack is written
+once and never changed. Only the indexes say which pack has an object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from sandbox_kernel.errors import StoreDamaged, StoreError
-from sandbox_kernel.guest.workspace.layout import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, MAX_TREE, digest, unpack
 from sandbox_kernel.tunnel.background import Workers
 from sandbox_kernel.workspace.blobs import Blobs
 
@@ -46,7 +46,7 @@ class Location(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """An object as it lies in a pack, verified."""
+    """An object of a pack, verified."""
 
     hash: bytes
     codec: int
@@ -55,7 +55,7 @@ class Stored(NamedTuple):
 
 
 class Packs:
-    """All packs of a store that this process has looked into. Thread-safe."""
+    """The packs of a store, with the indexes that this process has loaded. Thread-safe."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -64,23 +64,21 @@ class Packs:
         self._loaded: set[str] = set()
         self._doomed: frozenset[str] = frozenset()
 
-    # --- what is there
+    # --- the index
 
     def find(self, hash_: bytes) -> Location | None:
-        """Where an object is that a save may rely on, as far as the packs that were looked into
-        tell: one in a pack that is about to be deleted does not count."""
+        """Where an object is, if a loaded pack that is not doomed has it."""
         found = self._index.get(hash_)
         return None if found is None or found.pack in self._doomed else found
 
     def doom(self, names: Iterable[str]) -> None:
-        """``gc`` is about to delete these, and no others."""
+        """Set which packs ``gc`` is about to delete."""
         with self._lock:
             self._doomed = frozenset(names)
-            # Where there is another copy, that one counts.
             self._forget(self._doomed)
 
     def sizes(self) -> dict[str, int]:
-        """Names of all packs in the store, with their sizes."""
+        """All packs in the store, by name, with their sizes."""
         return {
             name.removesuffix(_SUFFIX): size
             for name, size in self._blobs.files(FOLDER).items()
@@ -93,8 +91,8 @@ class Packs:
         return {name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)}
 
     def refresh(self, present: set[str] | None = None) -> bool:
-        """Forget packs that have been deleted since; whether there were any. ``present`` are the
-        names that there are, if somebody has just looked."""
+        """Forget packs that are not ``present`` (by default: in the store) any more. Whether there
+        were any."""
         present = self.names() if present is None else present
         with self._lock:
             gone = self._loaded - present
@@ -107,10 +105,10 @@ class Packs:
             self._index = {h: at for h, at in self._index.items() if at.pack not in names}
 
     def load(self, names: Iterable[str] | None = None) -> None:
-        """Look into these packs, or into all."""
+        """Load the indexes of these packs, or of all."""
         with self._lock:
             there = self.names() if names is None else names
-            # What is doomed comes last: an object is taken from where it was found first.
+            # Doomed packs last: the first pack with an object counts.
             wanted = sorted(
                 (n for n in there if n not in self._loaded), key=self._doomed.__contains__
             )
@@ -132,10 +130,10 @@ class Packs:
         try:
             return list(self.records(name))
         except FileNotFoundError:
-            return None  # deleted by another process: what is needed is elsewhere
+            return None  # gc has deleted it: live objects are in another pack
 
     def records(self, name: str) -> Iterator[tuple[bytes, Location]]:
-        """The index of a pack. StoreDamaged if it cannot be right."""
+        """The index of a pack. StoreDamaged."""
         path = pack_path(name)
         size = self._blobs.size(path)
         tail = self._blobs.get_range(path, max(0, size - _TAIL), min(size, _TAIL))
@@ -144,7 +142,7 @@ class Packs:
         offset, count, checksum, magic = FOOTER.unpack(tail[-FOOTER.size :])
         length = count * RECORD.size
         if magic != MAGIC or offset + length + FOOTER.size != size:
-            raise self._damaged(name, "its end is not that of a pack")
+            raise self._damaged(name, "it has no valid footer")
         if length + FOOTER.size <= len(tail):
             index = tail[len(tail) - FOOTER.size - length : len(tail) - FOOTER.size]
         else:
@@ -154,7 +152,7 @@ class Packs:
         for hash_, start, stored, plain, codec, kind in RECORD.iter_unpack(index):
             limit = MAX_TREE if kind == TREE_KIND else CHUNK
             if kind > TREE_KIND or plain > limit or start + stored > offset:
-                raise self._damaged(name, "its index makes no sense")
+                raise self._damaged(name, "its index is invalid")
             yield hash_, Location(name, start, stored, plain, codec, kind)
 
     # --- reading
@@ -167,15 +165,15 @@ class Packs:
                 data = self._blobs.get_range(
                     pack_path(location.pack), location.offset, location.stored
                 )
-            except FileNotFoundError:  # another process has written it anew, and deleted the pack
+            except FileNotFoundError:  # gc has moved the object and deleted the pack
                 self.refresh()
                 continue
             return bytes(self._verified(hash_, location, data).plain)
         raise self._moving()
 
     def read_many(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
-        """Objects in the order in which they lie in the packs, each once and verified, with reads
-        as large as is sensible, a little ahead of the caller."""
+        """Objects in pack order, each once and verified. Reads large ranges, a little ahead of the
+        caller."""
         left = dict.fromkeys(hashes)
         for _ in range(_LOOKS):
             try:
@@ -189,8 +187,8 @@ class Packs:
 
     def _moving(self) -> StoreError:
         return StoreError(
-            f"The store {self._blobs.url} was cleaned up again and again while it was read. Try "
-            f"again when `sandbox-kernel workspace gc` has ended."
+            f"Packs of the store {self._blobs.url} kept moving while they were read. Try again "
+            f"when `sandbox-kernel workspace gc` has ended."
         )
 
     def _read_windows(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
@@ -206,7 +204,7 @@ class Packs:
                         pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
                     )
                 view = memoryview(reads[number].result())
-                reads[number] = Future()  # its bytes are not needed any more
+                reads[number] = Future()  # free its bytes
                 for hash_, location in window[3]:
                     at = location.offset - window[1]
                     yield self._verified(hash_, location, view[at : at + location.stored])
@@ -233,7 +231,7 @@ class Packs:
         return Stored(hash_, location.codec, data, plain)
 
     def check(self, name: str) -> list[str]:
-        """Read a whole pack; what is wrong with it."""
+        """Read a whole pack; the problems found."""
         problems = []
         try:
             records = list(self.records(name))
@@ -249,7 +247,7 @@ class Packs:
         return problems
 
     def moved(self, names: Iterable[str]) -> None:
-        """Objects were written anew, to these packs: they are to be found there."""
+        """Find objects in these packs from now on, where gc has copied them."""
         for name in names:
             with self._lock:
                 self._index.update(self.records(name))
@@ -263,8 +261,9 @@ class Packs:
 
 
 class PackWriter:
-    """Collects objects and writes them as packs, in the background, one at a time: it holds two
-    packs in memory at most. Nothing counts as stored before ``close`` has returned."""
+    """Collects objects and writes them as packs, one at a time in a thread: at most two packs are
+    in memory. A context manager: objects count as stored when it has exited without an error.
+    After an error, the packs already written are garbage."""
 
     def __init__(self, blobs: Blobs, packs: Packs) -> None:
         self.names: list[str] = []
@@ -290,21 +289,19 @@ class PackWriter:
         if self._size >= PACK_SIZE:
             self._flush()
 
-    def close(self) -> None:
-        """Bring everything to the store. Raises what writing raised."""
-        try:
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        with self._pool:
+            if error is not None:
+                return
             if self._records:
                 self._flush()
             if self._writing is not None:
                 self._writing.result()
-        finally:
-            self._pool.shutdown()
         for name, records in self._written:
             self._packs._add(name, records)
-
-    def abandon(self) -> None:
-        """Give up; what was written already is garbage."""
-        self._pool.shutdown(wait=True)
 
     def _flush(self) -> None:
         index = b"".join(
@@ -334,7 +331,7 @@ Window = tuple[str, int, int, list[tuple[bytes, Location]]]
 
 
 def _windows(order: Iterable[tuple[bytes, Location]]) -> Iterator[Window]:
-    """Neighbours in a pack, to be read at once: pack, start, end, objects."""
+    """Group neighbours in a pack into single reads: pack, start, end, objects."""
     current: Window | None = None
     for hash_, at in order:
         end = at.offset + at.stored

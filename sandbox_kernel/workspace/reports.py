@@ -1,4 +1,4 @@
-"""What is told about saves, transfers and exports, and what may be asked of them."""
+"""Values of saved workspaces: saves, quotas, policies, and the reports of each operation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DEFAULT_MAX_FILES = 500_000
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Quotas of one workspace. Holes of sparse files do not count, up to a bound (``trees``); for
-    an export they do."""
+class Quota:
+    """Limits of one workspace. Holes of sparse files count for an export; for a save they do not,
+    up to a bound (``trees``)."""
 
     max_bytes: int = DEFAULT_MAX_BYTES
     max_files: int = DEFAULT_MAX_FILES
@@ -21,7 +21,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a transfer is. ``total`` is 0 while it is not known."""
+    """How far a transfer is. ``total`` is 0 while unknown."""
 
     phase: str
     """``scan``, ``receive``, ``send``, ``apply`` or ``write``."""
@@ -31,8 +31,8 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], object]
-"""Called now and then while a transfer runs, on the background loop (by ``import_folder`` and
-``export``: by the caller's thread). It must not block."""
+"""Called during a transfer, on the background loop (by ``import_folder`` and ``export``: in the
+caller's thread). Must not block."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SaveInfo:
     """Hash of the root folder's tree."""
     created: float
     parent: str = ""
-    """Id of the save that this one followed; empty for the first."""
+    """Id of the save before; empty for the first."""
     kind: str = "persist"
     """``persist``, ``import`` or ``restore``."""
     notebook: str = ""
@@ -57,18 +57,23 @@ class SaveInfo:
     files: int = 0
     bytes: int = 0
     problems: Sequence[str] = ()
-    """What could not be saved as it was: special files, permissions, files that kept changing."""
+    """Files that were not saved, or not exactly: special files, unreadable or changing ones."""
     packs: Sequence[str] = ()
-    """Packs that hold its objects: a hint for readers."""
+    """Packs that held its objects when it was made: a hint for readers."""
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def planned(cls, workspace: str, backend: str = "", sandbox: str = "", **more: Any) -> SaveInfo:
+        """A save that ``Store.publish`` has yet to complete."""
+        return cls("", workspace, "", 0.0, backend=backend, sandbox=sandbox, **more)
 
 
 @dataclass(frozen=True)
 class FailedSave:
-    """A save that could not be made."""
+    """A save that failed."""
 
     id: str
-    """As it would have been: it sorts among the ids of saves."""
+    """Sorts among the ids of saves."""
     created: float
     backend: str
     sandbox: str
@@ -77,18 +82,18 @@ class FailedSave:
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What ``persist`` and ``import_folder`` did."""
+    """The result of ``persist`` and ``import_folder``."""
 
     save: SaveInfo
     new: bool
-    """False if nothing had changed: ``save`` is then the one that was there before."""
+    """False if nothing had changed; ``save`` is then the previous one."""
     moved_bytes: int
-    """Bytes that came through the wire."""
+    """Bytes received over the wire."""
     new_bytes: int
-    """Bytes of file contents that the store did not have."""
+    """Bytes that were new to the store."""
     seconds: float
     also: Sequence[str] = ()
-    """What the save itself does not know: what of it could not be written to the host."""
+    """Files that the mirror could not write to the host."""
 
     @property
     def problems(self) -> Sequence[str]:
@@ -105,11 +110,11 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class HydrateReport:
-    """What ``hydrate`` did. ``save`` is None if the workspace had no save."""
+    """The result of ``hydrate``. ``save`` is None if the workspace had no save."""
 
     save: SaveInfo | None
     files: int
-    """Files that were written."""
+    """Files written."""
     deleted: int
     moved_bytes: int
     seconds: float
@@ -128,59 +133,59 @@ class Change:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What ``export`` wrote."""
+    """The result of ``export``."""
 
     save: SaveInfo
     written: Sequence[str]
     deleted: Sequence[str]
     unchanged: int
     skipped: Sequence[str] = ()
-    """What has no place on the host as it is, and why."""
+    """Files that were left out, and why."""
     trash: str = ""
-    """The folder in which what was replaced or deleted is kept; empty if there was nothing."""
+    """The folder with replaced and deleted files; empty if there are none."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a host folder had at its last import or export, as the store keeps it."""
+    """The state of a host folder at its last import or export."""
 
     root: bytes = b""
-    """The tree; empty if there was no import or export."""
+    """The tree; empty if there is no baseline."""
     apart: Sequence[str] = ()
-    """Paths for which that is not so (of older versions)."""
+    """Paths that the tree is wrong about (written by older versions)."""
     made: Sequence[str] = ()
-    """Files that an export made where none was: the sandbox's, not the host's."""
+    """Files that an export created: they are the sandbox's, not the host's."""
     replaced: Sequence[str] = ()
-    """Files of the host that an export has written over since."""
+    """Files of the host that an export has overwritten."""
     taken: float = 0.0
     """When the folder was read or written."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What ``update_from_folder`` brought into a workspace."""
+    """The result of ``update_from_folder``."""
 
     save: SaveInfo
     taken: Sequence[str] = ()
     """New and changed files of the host."""
     deleted: Sequence[str] = ()
-    """What was deleted on the host."""
+    """Files deleted on the host."""
     conflicts: Sequence[str] = ()
-    """What was changed on the host and in the sandbox: the workspace keeps the sandbox's."""
+    """Files changed on the host and in the sandbox; the workspace keeps the sandbox's."""
     problems: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class UploadPolicy:
-    """What of a notebook's folder goes into a new sandbox: nothing, all, or some globs."""
+    """Which files of a notebook's folder go into a new sandbox: none, all, or some globs."""
 
     mode: str = "none"
     """``none``, ``folder`` or ``globs``."""
     globs: Sequence[str] = ()
     """In gitignore's syntax, relative to the folder; only for ``globs``."""
     hidden: bool = False
-    """For ``folder``: also names that begin with a dot, such as .git and .env. Else only those
-    that ``.sandboxignore`` asks for (``!.streamlit/``)."""
+    """For ``folder``: include names that begin with a dot, such as .git and .env. Without it only
+    those that ``.sandboxignore`` includes (``!.streamlit/``)."""
 
     @classmethod
     def parse(cls, value: str | Sequence[str]) -> UploadPolicy:

@@ -1,48 +1,136 @@
-"""The host's half of a hydrate: what differs between the sandbox and a save, and sending it.
+"""Hydrate, on the host: a save's files come into a sandbox.
 
-Runs in a thread, over a blocking socket. The plan goes to the sandbox in pieces ("stage"), then the
-contents that it lacks, in the order in which the store has them, and then the word to move it all
-into place.
+The host compares the sandbox's tree with the save's and sends a plan in batches (STAGE), then the
+chunks that the sandbox lacks, in the order of the packs (FILL), then the order to move everything
+into place (FINISH).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import WorkspaceRefused
-from sandbox_kernel.guest.workspace.apply import FILL_HEADER, FILL_TARGET, expand
-from sandbox_kernel.guest.workspace.messages import (
-    FAILED,
-    FILL,
-    FINISH,
-    NOTE,
-    RESULT,
-    REUSE,
-    STAGE,
-    Ended,
-    Messages,
-    Stalled,
+from sandbox_kernel.guest.workspace.messages import Ended, Kind, Messages, Stalled
+from sandbox_kernel.guest.workspace.write_files import FILL_HEADER, FILL_TARGET, expand
+from sandbox_kernel.tunnel import background
+from sandbox_kernel.workspace.conversation import (
+    Attached,
+    Patience,
+    Talk,
+    checked_count,
+    checked_problems,
+    converse,
+    parse_object,
+    reported_failure,
 )
-from sandbox_kernel.text import printable
-from sandbox_kernel.workspace.patience import Patience
-from sandbox_kernel.workspace.receive import counted, failure, parse_object
-from sandbox_kernel.workspace.reports import Limits, Progress, SaveInfo
+from sandbox_kernel.workspace.imports import import_folder
+from sandbox_kernel.workspace.receive import Receiver
+from sandbox_kernel.workspace.reports import (
+    HydrateReport,
+    OnProgress,
+    Progress,
+    Quota,
+    SaveInfo,
+    UploadPolicy,
+)
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Read, entries_of, walk
 
 _BATCH = 500
+_UNBOUNDED = Quota(max_bytes=2**50, max_files=10_000_000)
+
+
+async def hydrate(
+    sandbox: Attached,
+    store: Store,
+    name: str,
+    *,
+    at: str = "",
+    exact: bool = True,
+    progress: OnProgress | None = None,
+) -> HydrateReport:
+    """Bring a save of workspace ``name`` (the latest, or ``at``: an id or the start of one) into
+    the sandbox's working folder. Sends only chunks that the sandbox lacks.
+
+    ``exact`` also deletes files that are not in the save, but not ignored ones. If the workspace
+    has no save, nothing happens and the report's ``save`` is None.
+    """
+    save = await asyncio.to_thread(store.find if at else lambda n, _: store.latest(n), name, at)
+    if save is None:
+        return HydrateReport(None, 0, 0, 0, 0.0)
+    handle = sandbox.handle
+    work = partial(
+        hydrate_over,
+        store=store,
+        save=save,
+        sandbox=handle.name,
+        folder=handle.workdir,
+        exact=exact,
+    )
+    return await background.run(converse(sandbox, name, work, progress))
+
+
+async def upload(
+    sandbox: Attached,
+    store: Store,
+    name: str,
+    folder: str | Path,
+    policy: UploadPolicy,
+    *,
+    notebook: str = "",
+    quota: Quota | None = None,
+    progress: OnProgress | None = None,
+) -> HydrateReport | None:
+    """For a workspace without saves: import the files of a host folder that ``policy`` selects as
+    its first save, and bring that into the sandbox. None if the policy is ``none``."""
+    if policy.mode == "none":
+        return None
+    await asyncio.to_thread(
+        import_folder, store, name, folder, policy=policy, notebook=notebook, quota=quota
+    )
+    return await hydrate(sandbox, store, name, exact=False, progress=progress)
+
+
+def hydrate_over(
+    talk: Talk, store: Store, save: SaveInfo, sandbox: str, folder: str, *, exact: bool = True
+) -> HydrateReport:
+    """Hydrate over a connection to a helper. Blocks."""
+    started = time.monotonic()
+    messages = Messages(talk.sock)
+    totals = store.check(save)
+    receiver = Receiver(
+        messages, store, sandbox, save.workspace, save, None, _UNBOUNDED, talk.progress
+    )
+    found = receiver.run(folder)
+    root = bytes.fromhex(save.root)
+    if found.root == root:
+        return HydrateReport(save, 0, 0, messages.sent, time.monotonic() - started)
+    plan = make_plan(
+        receiver.read, found.root, store.read, root, exact=exact, links=totals.links > 0
+    )
+    sent = Sender(messages, store, sandbox, save, talk.progress).run(plan)
+    problems = sent.problems
+    if exact and sent.tree != root:
+        problems = [*problems, "the files in the sandbox are not exactly those of the save"]
+    return HydrateReport(
+        save, sent.files, sent.deleted, messages.sent, time.monotonic() - started, problems
+    )
 
 
 @dataclass
-class Plan:
-    """What has to be done in the sandbox, in paths."""
+class HydratePlan:
+    """The changes to make in the sandbox, by path."""
 
     folders: list[tuple[str, int, int, bool]] = field(default_factory=list)
-    """New ones (True), and those in which something is done; parents first."""
+    """New folders (True) and folders with changes; parents first."""
     files: list[tuple[str, Entry, Entry | None]] = field(default_factory=list)
-    """With what is there now, if that is a file, too."""
+    """Each with the file that it replaces."""
     meta: list[tuple[str, Entry]] = field(default_factory=list)
     links: list[tuple[str, Entry]] = field(default_factory=list)
     hard: list[tuple[str, Entry]] = field(default_factory=list)
@@ -51,12 +139,12 @@ class Plan:
 
 def make_plan(
     read_old: Read, old: bytes, read_new: Read, new: bytes, *, exact: bool, links: bool
-) -> Plan:
-    """What brings a sandbox with the tree ``old`` to the tree ``new``. Both were validated."""
-    plan = Plan()
+) -> HydratePlan:
+    """Plan how to turn the tree ``old`` into ``new``. Both must be validated."""
+    plan = HydratePlan()
     _compare(plan, read_old, old, read_new, new, "", exact)
     if links and plan.files:
-        # A file that is written anew is another file: links to it must be made again.
+        # A rewritten file is a new inode: link to it again.
         written = {path for path, _, _ in plan.files}
         planned = {path for path, _ in plan.hard}
         plan.hard += [
@@ -68,7 +156,13 @@ def make_plan(
 
 
 def _compare(
-    plan: Plan, read_old: Read, old: bytes, read_new: Read, new: bytes, prefix: str, exact: bool
+    plan: HydratePlan,
+    read_old: Read,
+    old: bytes,
+    read_new: Read,
+    new: bytes,
+    prefix: str,
+    exact: bool,
 ) -> None:
     before = {entry.name: entry for entry in entries_of(read_old, old)} if old else {}
     after = entries_of(read_new, new)
@@ -105,60 +199,55 @@ class Sent:
     problems: list[str]
 
 
+@dataclass(frozen=True)
 class Sender:
-    """Carries a plan out, over ``messages``."""
+    """Carries out a plan over ``messages``."""
 
-    def __init__(
-        self,
-        messages: Messages,
-        store: Store,
-        sandbox: str,
-        save: SaveInfo,
-        progress: Callable[[Progress], object] = lambda progress: None,
-    ) -> None:
-        self._messages = messages
-        self._store = store
-        self._sandbox = sandbox
-        self._save = save
-        self._progress = progress
+    messages: Messages
+    store: Store
+    sandbox: str
+    save: SaveInfo
+    progress: OnProgress
 
-    def run(self, plan: Plan) -> Sent:
+    def run(self, plan: HydratePlan) -> Sent:
         try:
             self._send(plan)
         except Stalled:
             raise
         except Ended:
-            pass  # the sandbox has closed the connection while we wrote: it may have said why
+            pass  # the sandbox closed the connection; a FAILED message may be waiting
         try:
             return self._outcome(len(plan.files))
         except (ValueError, KeyError, TypeError) as error:
             raise WorkspaceRefused(
-                f"Sandbox {self._sandbox!r} sent something that makes no sense ({error}) instead "
-                f"of how bringing its files in went. Its files may be as they were, or not."
+                f"Sandbox {self.sandbox!r} sent an invalid result of the hydrate ({error}). Its "
+                f"files may have changed or not."
             ) from None
 
     def _outcome(self, most_files: int) -> Sent:
-        """What the sandbox says in the end. ValueError and the like if that is nonsense."""
-        patience = Patience(self._messages.sock, files=1)
+        """The result that the sandbox reports. ValueError, KeyError or TypeError if invalid."""
+        patience = Patience(self.messages.sock, files=1)
         while True:
-            kind, payload = self._messages.receive()
+            kind, payload = self.messages.receive()
             value = parse_object(payload)
-            if kind == FAILED:
-                raise failure(self._sandbox, value, Limits())
-            if kind == RESULT:
-                problems = [printable(str(p)[:500]) for p in list(value["problems"])[:200]]
+            if kind == Kind.FAILED:
+                raise reported_failure(self.sandbox, value, Quota())
+            if kind == Kind.RESULT:
+                problems = checked_problems(value["problems"])
                 tree = bytes.fromhex(value["tree"])
-                return Sent(tree, counted(value["files"]), counted(value["deleted"]), problems)
-            if kind != NOTE:
+                return Sent(
+                    tree, checked_count(value["files"]), checked_count(value["deleted"]), problems
+                )
+            if kind != Kind.NOTE:
                 raise ValueError(f"a message of kind {kind}")
-            files = counted(value.get("files"))
-            patience.told(min(files, most_files), 0)
-            self._progress(Progress("apply", files, 0))
+            files = checked_count(value.get("files"))
+            patience.reported(min(files, most_files), 0)
+            self.progress(Progress("apply", files, 0))
 
-    def _send(self, plan: Plan) -> None:
-        send = self._messages.send_json
+    def _send(self, plan: HydratePlan) -> None:
+        send = self.messages.send_json
         for key, items in _batches(plan):
-            send(STAGE, {key: items})
+            send(Kind.STAGE, {key: items})
         wanted: dict[bytes, list[tuple[int, int]]] = {}
         total = 0
         for number, (path, entry, was) in enumerate(plan.files):
@@ -171,24 +260,27 @@ class Sender:
                     wanted.setdefault(hash_, []).append((number, index))
                     total += length
             if reused:
-                send(REUSE, [[number, path, reused]])
+                send(Kind.REUSE, [[number, path, reused]])
         done = 0
-        for stored in self._store.packs.read_many(wanted):
-            if self._messages.waiting():
-                return  # it has something to say before the end: that it has failed
+        for stored in self.store.packs.read_many(wanted):
+            if self.messages.waiting():
+                return  # only a FAILED message can come before the end
             targets = wanted[stored.hash]
-            # A chunk that is in very many places (a page of zeros) goes out in several messages.
+            # A chunk with very many targets (a page of zeros) takes several messages.
             for start in range(0, len(targets), 10_000):
                 part = targets[start : start + 10_000]
                 header = FILL_HEADER.pack(stored.codec, len(part))
                 places = b"".join(FILL_TARGET.pack(*target) for target in part)
-                self._messages.send(FILL, header + places, stored.data)
+                self.messages.send(Kind.FILL, header + places, stored.data)
             done += len(stored.plain) * len(targets)
-            self._progress(Progress("send", len(plan.files), done, total))
-        send(FINISH, {"tree": self._save.root, "key": f"{self._store.id}/{self._save.workspace}"})
+            self.progress(Progress("send", len(plan.files), done, total))
+        send(
+            Kind.FINISH,
+            {"tree": self.save.root, "key": f"{self.store.id}/{self.save.workspace}"},
+        )
 
 
-def _batches(plan: Plan) -> Iterator[tuple[str, list[Any]]]:
+def _batches(plan: HydratePlan) -> Iterator[tuple[str, list[Any]]]:
     everything: list[tuple[str, list[Any]]] = [
         ("delete", list(plan.delete)),
         ("folders", [list(folder) for folder in plan.folders]),

@@ -1,11 +1,11 @@
-"""What an export takes away from the host is kept: in a trash folder beside what is written.
+"""The trash folder of an export: host files that it replaced or deleted.
 
-    .sandbox-kernel-trash/<time>/replaced/<path>    what was there before a file was written over
-    .sandbox-kernel-trash/<time>/deleted/<path>     what the sandbox had made, and has deleted
+    .sandbox-kernel-trash/<time>/replaced/<path>    files that were overwritten
+    .sandbox-kernel-trash/<time>/deleted/<path>     files that the sandbox had made and deleted
 
-The folder's name is one of ours, so nothing of it is ever uploaded, and no sandbox can write it.
-What was replaced stays until the user deletes it. What was deleted is also in the workspace's
-history, so of that only the newest is kept if it becomes much.
+The name is reserved, so the folder is never uploaded and no sandbox can write it. Replaced files
+stay until the user deletes them. Deleted files are also in the workspace's history, so only the
+newest are kept.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import os
 import secrets
 import time
 
-from sandbox_kernel.guest.workspace.folders import CREATE, FOLDER, Root, remove
-from sandbox_kernel.guest.workspace.layout import RESERVED
+from sandbox_kernel.guest.workspace.nofollow import CREATE, FOLDER, Root, remove
+from sandbox_kernel.guest.workspace.tree_format import RESERVED
 
 TRASH = f"{RESERVED}trash"
 REPLACED, DELETED = b"replaced", b"deleted"
 MOST_DELETED = 2**30
-"""Bytes; the newest is kept, however much it is."""
+"""Bytes; the newest batch is always kept."""
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
 
 
 class Trash:
-    """Of one export. Not thread-safe; ``close`` it."""
+    """The trash of one export. Not thread-safe; ``close`` it."""
 
     def __init__(self, folder: int, path: str) -> None:
-        """``folder`` is a descriptor of the folder that is written to, ``path`` its name."""
+        """``folder`` is a descriptor of the export's folder, ``path`` its name."""
         self._root = Root(os.dup(folder))
         self._path = path
         stamp = time.strftime("%Y%m%dt%H%M%S", time.gmtime())
@@ -39,18 +39,18 @@ class Trash:
 
     @property
     def path(self) -> str:
-        """Where things went; empty if there were none."""
+        """The folder of this batch; empty if nothing was moved."""
         return os.path.join(self._path, *map(os.fsdecode, self._batch)) if self.used else ""
 
     def close(self) -> None:
         self._root.close()
 
     def keep(self, folder: int, parts: list[bytes]) -> None:
-        """Before a file is written over: keep it. It stays where it is as well, if that can be."""
+        """Keep a file that is about to be overwritten; as a hard link, if possible."""
         self._put(REPLACED, folder, parts, leave=True)
 
     def take(self, folder: int, parts: list[bytes]) -> None:
-        """Delete a file, by moving it here."""
+        """Move a file here."""
         self._put(DELETED, folder, parts, leave=False)
 
     def _put(self, kind: bytes, folder: int, parts: list[bytes], *, leave: bool) -> None:
@@ -65,7 +65,7 @@ class Trash:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            beside = Root(os.dup(folder))  # a file system is mounted there; it has its own trash
+            beside = Root(os.dup(folder))  # another file system: use a trash folder on it
             try:
                 _move(folder, name, beside.folder([*self._batch, kind], make=0o700), leave=leave)
             finally:
@@ -79,7 +79,7 @@ class Trash:
                 file.write("*\n")
 
     def tidy(self) -> None:
-        """Of what sandboxes had made and deleted, forget the oldest if it is too much."""
+        """Delete the oldest deleted files beyond the limit."""
         if not self.used:
             return
         top = self._root.folder(self._batch[:1])
@@ -96,7 +96,7 @@ class Trash:
             finally:
                 os.close(fd)
             with contextlib.suppress(OSError):
-                os.rmdir(batch, dir_fd=top)  # if nothing else is in it
+                os.rmdir(batch, dir_fd=top)  # if empty
 
 
 def _move(source: int, name: bytes, target: int, *, leave: bool) -> None:
@@ -111,7 +111,7 @@ def _move(source: int, name: bytes, target: int, *, leave: bool) -> None:
 
 
 def _allocated(folder: int, name: bytes) -> int:
-    """Bytes on the disk below an entry of a folder; 0 if it is not there."""
+    """Bytes on disk below an entry of a folder; 0 if it is missing."""
     try:
         fd = os.open(name, FOLDER, dir_fd=folder)
     except FileNotFoundError:

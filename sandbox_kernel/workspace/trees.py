@@ -1,8 +1,8 @@
-"""Folders as objects: reading them, and refusing what cannot be.
+"""Trees: folders as objects. Reads and validates them, compares and builds them.
 
-A tree may have been written by hostile code, so nothing is believed: names, sizes, modes and counts
-are checked when a tree is read, and the totals of everything below it before it is walked. A few
-trees that refer to each other can describe more files than there are atoms.
+Hostile code may have written a tree, so names, sizes, modes and counts are checked when it is read,
+and the totals of everything below it before it is walked: a few trees that refer to each other can
+describe more files than there are atoms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceRefused
-from sandbox_kernel.guest.workspace.layout import (
+from sandbox_kernel.guest.workspace.tree_format import (
     MAX_DEPTH,
     MAX_LINK,
     MAX_NAME,
@@ -29,20 +29,21 @@ from sandbox_kernel.guest.workspace.layout import (
     name_bytes,
     name_text,
 )
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
+from sandbox_kernel.workspace.reports import Change
 
 Read = Callable[[bytes], bytes]
 """The contents of the object with that hash."""
 MOST_FILES = 10_000_000
 MOST_BYTES = 2**50
 MOST_APPARENT = 64
-"""So many times the bytes that are allowed files may seem to have, with their holes: nothing else
-bounds them, and what reads them as they seem (a copy, a backup, a checksum) takes its time."""
+"""Apparent size of all files, holes included, as a multiple of the quota: a copy, a backup or a
+checksum reads every hole."""
 _HEX = frozenset("0123456789abcdef")
 
 
 class Entry(NamedTuple):
-    """One entry of a folder. ``kind`` is f, d, l or h, as in ``guest/workspace/layout.py``."""
+    """One entry of a folder. ``kind`` is f, d, l or h (``guest/workspace/tree_format.py``)."""
 
     name: str
     kind: str
@@ -80,7 +81,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Of everything below a folder."""
+    """Totals of everything below a folder."""
 
     files: int = 0
     folders: int = 0
@@ -89,24 +90,23 @@ class Totals:
     longest: int = 0
     links: int = 0
     apparent: int = 0
-    """Bytes of the files as they seem, with their holes."""
+    """Bytes, holes included."""
 
 
 def parse_tree(data: bytes | memoryview) -> tuple[list[Entry], list[bytes]]:
-    """The entries of a page, or the pages of an index; WorkspaceRefused if it is neither."""
+    """The entries of a page, or the pages of an index. WorkspaceRefused if it is neither."""
     if len(data) > MAX_TREE:
-        raise WorkspaceRefused(f"A tree of {len(data)} bytes is refused.")
+        raise WorkspaceRefused(f"Invalid tree: {len(data)} bytes is too long.")
     try:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
-        raise WorkspaceRefused(f"A tree that is no JSON is refused: {error}.") from None
-    if not isinstance(value, dict) or len(value) != 1:
-        raise WorkspaceRefused("A tree that is neither a page nor an index is refused.")
-    if isinstance(value.get("pages"), list):
-        return [], [_hash(page) for page in value["pages"]]
-    if isinstance(value.get("entries"), list):
-        return [_entry(entry) for entry in value["entries"]], []
-    raise WorkspaceRefused("A tree that is neither a page nor an index is refused.")
+        raise WorkspaceRefused(f"Invalid tree: {error}.") from None
+    if isinstance(value, dict) and len(value) == 1:
+        if isinstance(value.get("pages"), list):
+            return [], [_hash(page) for page in value["pages"]]
+        if isinstance(value.get("entries"), list):
+            return [_entry(entry) for entry in value["entries"]], []
+    raise WorkspaceRefused("Invalid tree: neither a page nor an index.")
 
 
 def entries_of(read: Read, tree: bytes) -> list[Entry]:
@@ -117,7 +117,7 @@ def entries_of(read: Read, tree: bytes) -> list[Entry]:
     for page in pages:
         found, inner = parse_tree(read(page))
         if inner:
-            raise WorkspaceRefused("An index of indexes is refused.")
+            raise WorkspaceRefused("Invalid tree: an index of indexes.")
         _append(entries, found)  # at once: an index may name one page many times
     return entries
 
@@ -128,8 +128,7 @@ def _append(entries: list[Entry], more: list[Entry]) -> None:
         name = name_bytes(entry.name)
         if name <= before:
             raise WorkspaceRefused(
-                f"A folder whose names are doubled or not in order is refused "
-                f"({printable(entry.name)!r})."
+                f"Invalid tree: names doubled or out of order ({printable(entry.name)!r})."
             )
         before = name
     entries += more
@@ -144,15 +143,15 @@ def totals_of(
     most_bytes: int = MOST_BYTES,
     on_entries: Callable[[Sequence[Entry]], object] = lambda entries: None,
 ) -> Totals:
-    """Totals of a tree, each folder looked at once. ``memory`` holds those that are known, and
-    gets the others. ``on_entries`` is called for each folder that is looked at."""
+    """Totals of a tree. ``memory`` holds known totals and gets the new ones; ``on_entries`` is
+    called once for each folder that is not in it."""
 
     def total(tree: bytes, depth: int) -> Totals:
         known = memory.get(tree)
         if known is not None:
             return known
         if depth > MAX_DEPTH:
-            raise WorkspaceRefused(f"A tree of more than {MAX_DEPTH} folders' depth is refused.")
+            raise WorkspaceRefused(f"Invalid tree: more than {MAX_DEPTH} folders deep.")
         entries = entries_of(read, tree)
         on_entries(entries)
         files = folders = size = deepest = longest = links = apparent = 0
@@ -175,17 +174,17 @@ def totals_of(
             longest = max(longest, here)
         if files + folders > most_files or size > most_bytes:
             raise WorkspaceRefused(
-                f"A tree of {files + folders} files and folders with {size} bytes is refused: more "
-                f"than {most_files} or {most_bytes} are not allowed."
+                f"The tree is too large: {files + folders} files and folders, {size} bytes; "
+                f"{most_files} and {most_bytes} are allowed."
             )
         if apparent > MOST_APPARENT * most_bytes:
             raise QuotaExceeded(
-                f"Files that seem to have {apparent} bytes, with their holes, are not saved: "
-                f"{MOST_APPARENT} times the {most_bytes} bytes that are allowed is the most. "
-                f"Delete sparse files, list them in .sandboxignore, or raise the quota."
+                f"The files have {apparent} bytes with their holes; at most {MOST_APPARENT} times "
+                f"the quota of {most_bytes} bytes is allowed. Delete sparse files, list them in "
+                f".sandboxignore, or raise the quota."
             )
         if longest > MAX_PATH or deepest > MAX_DEPTH:
-            raise WorkspaceRefused("A tree whose paths are too long is refused.")
+            raise WorkspaceRefused("Invalid tree: paths are too long.")
         made = memory[tree] = Totals(files, folders, size, deepest, longest, links, apparent)
         return made
 
@@ -193,7 +192,7 @@ def totals_of(
 
 
 def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry]]:
-    """Every path below a tree, folders before what is in them. Its totals must have been seen."""
+    """Every path below a tree, folders before their contents. Check ``totals_of`` first."""
     for entry in entries_of(read, tree):
         path = prefix + entry.name
         yield path, entry
@@ -201,8 +200,35 @@ def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry
             yield from walk(read, entry.tree, path + "/")
 
 
+def changes(read: Read, old: bytes, new: bytes, prefix: str = "") -> Iterator[Change]:
+    """The changes from one tree to another (empty: no tree), by path."""
+    if old == new:
+        return
+    before = {entry.name: entry for entry in entries_of(read, old)} if old else {}
+    after = {entry.name: entry for entry in entries_of(read, new)} if new else {}
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        path = prefix + name
+        inner_old = was.tree if was is not None and was.kind == "d" else b""
+        inner_new = now.tree if now is not None and now.kind == "d" else b""
+        if was is None or now is None or was.kind != now.kind:
+            if was is not None:
+                yield Change("removed", path + ("/" if inner_old else ""), was.size, 0)
+            if now is not None:
+                yield Change("added", path + ("/" if inner_new else ""), 0, now.size)
+        elif now.kind == "d":
+            if was.mode != now.mode:
+                yield Change("meta", path + "/")
+        else:
+            kind = "meta" if same_contents(was, now) else "changed"
+            yield Change(kind, path, was.size, now.size)
+        yield from changes(read, inner_old, inner_new, path + "/")
+
+
 def plain(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
-    """Entries by path, hard links as files of their own; without those to what is not there."""
+    """Entries by path, with hard links as separate files; dangling ones are dropped."""
     found = dict(entries)
     for path, entry in list(found.items()):
         if entry.kind == "h":
@@ -215,9 +241,8 @@ def plain(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
 
 
 def build(entries: Mapping[str, Entry], put: Callable[[bytes, bytes], object]) -> bytes:
-    """The hash of a tree of these entries, by path; ``put`` gets the hash and contents of each
-    object. Folders that are missing are made up; the trees of those that are there do not count.
-    What is below something that is no folder is left out."""
+    """Build a tree from entries by path, and return its hash; ``put`` gets the hash and contents of
+    each object. Adds missing folders, and drops entries below a path that is not a folder."""
     inside: dict[str, dict[str, Entry]] = {"": {}}
 
     def folder(path: str) -> dict[str, Entry]:
@@ -255,7 +280,7 @@ def build(entries: Mapping[str, Entry], put: Callable[[bytes, bytes], object]) -
 
 
 def same_contents(one: Entry | None, other: Entry | None) -> bool:
-    """Whether two entries are the same, but for modes and times. Of folders only that they are."""
+    """Whether two entries are equal except for modes and times. All folders are."""
     if one is None or other is None:
         return one is other
     mine, theirs = ((e.kind, e.size, e.chunks, e.target) for e in (one, other))
@@ -279,28 +304,26 @@ def _entry(value: Any) -> Entry:
             return Entry(name, "h", target=checked_path(value[2]))
     except (TypeError, IndexError, KeyError, ValueError, UnicodeError) as error:
         raise WorkspaceRefused(
-            f"An entry that cannot be is refused: {printable(repr(value)[:200])} ({error})."
+            f"Invalid entry: {printable(repr(value)[:200])} ({error})."
         ) from None
-    raise WorkspaceRefused(
-        f"An entry of an unknown kind is refused: {printable(repr(value)[:200])}."
-    )
+    raise WorkspaceRefused(f"Invalid entry: {printable(repr(value)[:200])} (unknown kind).")
 
 
 def _name(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a name that is no text")
+        raise TypeError("the name is not text")
     raw = name_bytes(value)
     if not 0 < len(raw) <= MAX_NAME or name_text(raw) != value:
-        raise ValueError("a name that cannot be")
+        raise ValueError("invalid name")
     if value in (".", "..") or "/" in value or "\0" in value or value.startswith(RESERVED):
-        raise ValueError("a name that is not allowed")
+        raise ValueError("forbidden name")
     return value
 
 
 def checked_path(value: Any) -> str:
-    """A path below a folder, as hostile code gives it; TypeError, ValueError or UnicodeError."""
+    """Validate a path below a folder. TypeError, ValueError or UnicodeError."""
     if not isinstance(value, str) or len(name_bytes(value)) > MAX_PATH:
-        raise TypeError("no path")
+        raise TypeError("not a path")
     for part in value.split("/"):
         _name(part)
     return value
@@ -308,16 +331,16 @@ def checked_path(value: Any) -> str:
 
 def checked_link(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a target that is no text")
+        raise TypeError("the target is not text")
     raw = name_bytes(value)
     if not 0 < len(raw) <= MAX_LINK or b"\0" in raw or name_text(raw) != value:
-        raise ValueError("a target that cannot be")
+        raise ValueError("invalid target")
     return value
 
 
 def checked_integer(value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError("a number that cannot be")
+        raise ValueError("invalid number")
     return value
 
 
@@ -331,33 +354,33 @@ def checked_time(value: Any) -> int:
 
 def _hash(value: Any) -> bytes:
     if not isinstance(value, str) or len(value) != 64 or not _HEX.issuperset(value):
-        raise WorkspaceRefused("A tree with something that is no SHA-256 is refused.")
+        raise WorkspaceRefused("Invalid tree: not a SHA-256.")
     return bytes.fromhex(value)
 
 
 def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
     if not isinstance(value, list):
-        raise TypeError("no list of chunks")
+        raise TypeError("the chunks are not a list")
     count = 0
     before: Any = None
     for chunk in value:
         if isinstance(chunk, str):
             if len(chunk) != 64 or not _HEX.issuperset(chunk):
-                raise ValueError("a chunk that is no SHA-256")
+                raise ValueError("a chunk is not a SHA-256")
             count += 1
         else:
             if type(before) is int:
-                raise ValueError("two holes side by side")
+                raise ValueError("two adjacent holes")
             count += checked_integer(chunk, 1, MAX_SIZE)
         before = chunk
     if count != chunk_count(size):
-        raise ValueError("chunks that do not make up the size")
+        raise ValueError("the chunks do not add up to the size")
     return tuple(value)
 
 
 @dataclass
 class Catalog:
-    """What this process knows to be in one workspace: it never has to be asked for again."""
+    """The objects that this process knows one workspace has."""
 
     totals: dict[bytes, Totals] = field(default_factory=dict)
     """Of folders."""

@@ -1,8 +1,8 @@
-"""What has changed in a host folder since its baseline comes into the workspace.
+"""Changes in a host folder since its baseline come into the workspace.
 
-Three trees are compared, as for an export, but the other way round: the folder as it is now, its
-baseline, and the newest save. What only the host has changed is taken. What both have changed stays
-as the sandbox has it, and is listed.
+The reverse of an export, it compares three trees: the folder, its baseline and the newest save.
+Files that only the host has changed are taken. Files that both have changed stay as the sandbox has
+them, and are listed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
 from sandbox_kernel.errors import WorkspaceError
-from sandbox_kernel.guest.workspace.folders import Root
-from sandbox_kernel.workspace.claims import claiming
-from sandbox_kernel.workspace.exports import parts_of
-from sandbox_kernel.workspace.imports import scan_folder
-from sandbox_kernel.workspace.objects import add_tree
-from sandbox_kernel.workspace.reports import Baseline, Limits, SaveInfo, UpdateReport, UploadPolicy
+from sandbox_kernel.guest.workspace.nofollow import Root
+from sandbox_kernel.guest.workspace.tree_format import path_parts
+from sandbox_kernel.workspace.imports import add_tree, publish_tree, scan_folder
+from sandbox_kernel.workspace.reports import Baseline, Quota, SaveInfo, UpdateReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
+from sandbox_kernel.workspace.store_users import claiming
 from sandbox_kernel.workspace.trees import Entry, plain, same_contents, walk
 
 
@@ -33,24 +32,22 @@ def update_from_folder(
     policy: UploadPolicy,
     *,
     notebook: str = "",
-    limits: Limits | None = None,
+    quota: Quota | None = None,
 ) -> UpdateReport:
-    """Bring what has changed in a host folder since its last import or export into workspace
-    ``name``, which has a save, as its next save. Blocks: call it in a thread.
+    """Save the changes of a host folder since its last import or export in workspace ``name``,
+    which must have a save. Blocks: call it in a thread.
 
-    ``notebook``, a file in the folder, is always taken as the host has it.
+    Of ``notebook``, a file in the folder, the host's version always wins.
     """
     path = os.path.realpath(folder)
     taken = time.time()
     latest, hints = store.begin(name)
     if latest is None:
-        raise WorkspaceError(f"The workspace {name!r} has no save that could be updated.")
+        raise WorkspaceError(f"The workspace {name!r} has no save to update.")
     store.check(latest)
     known = store.baseline(name, path)
-    before = plain(walk(store.read, known.root)) if known.root else {}
-    for apart in known.apart:
-        before.pop(apart, None)
-    found = scan_folder(store, path, policy, limits, before=before, taken=known.taken)
+    before = store.baseline_files(known)
+    found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
     work = _Update(
         dict(walk(store.read, bytes.fromhex(latest.root))),
         before,
@@ -66,7 +63,10 @@ def update_from_folder(
     save = latest
     if work.taken or work.deleted:
         tree, packs = add_tree(store, work.merged)
-        save = _publish(store, latest, tree, [*hints, *found.packs, *packs], notebook)
+        save = SaveInfo.planned(
+            name, kind="import", parent=latest.id, notebook=notebook or latest.notebook
+        )
+        save = publish_tree(store, save, tree, [*hints, *found.packs, *packs])
     if work.now != before or not known.root:
         tree, _ = add_tree(store, work.now)
         changed = {*work.taken, *work.agreed}
@@ -77,27 +77,10 @@ def update_from_folder(
     return UpdateReport(save, work.taken, work.deleted, work.conflicts, found.problems)
 
 
-def _publish(
-    store: Store, latest: SaveInfo, tree: bytes, packs: list[str], notebook: str
-) -> SaveInfo:
-    made = SaveInfo(
-        id="",
-        workspace=latest.workspace,
-        root=tree.hex(),
-        created=0.0,
-        kind="import",
-        parent=latest.id,
-        notebook=notebook or latest.notebook,
-        packs=packs,
-    )
-    totals = store.check(made)
-    return store.publish(replace(made, files=totals.files, bytes=totals.bytes))
-
-
 @dataclass
 class _Update:
     merged: dict[str, Entry]
-    """The save, which becomes the next one; with hard links."""
+    """The newest save, which becomes the next one; with hard links."""
     before: dict[str, Entry]
     host: dict[str, Entry]
     made: set[str]
@@ -106,7 +89,7 @@ class _Update:
     """The next baseline."""
     taken: list[str] = field(default_factory=list)
     agreed: list[str] = field(default_factory=list)
-    """What both have changed in the same way."""
+    """Files that both have changed in the same way."""
     deleted: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
 
@@ -122,7 +105,7 @@ class _Update:
         gone = {*self.taken, *self.deleted}
         for path, entry in list(self.merged.items()):
             if entry.kind == "h" and entry.target in gone:
-                self.merged[path] = ours[path]  # it keeps its contents
+                self.merged[path] = ours[path]  # keep its contents
 
     def _changed(self, path: str, entry: Entry, mine: Entry | None) -> None:
         was = self.before.get(path)
@@ -138,21 +121,21 @@ class _Update:
             self.conflicts.append(path)
 
     def _missing(self, path: str, was: Entry, mine: Entry | None, root: Root) -> None:
-        """In the baseline, but not among what the policy lets through: it may be there still."""
+        """A file of the baseline that the policy did not select: it may still be there."""
         try:
-            if root.status(parts_of(path)) is not None:
+            if root.status(path_parts(path)) is not None:
                 return
         except (FileNotFoundError, NotADirectoryError):
-            pass  # what was a folder is none now
+            pass  # its folder is gone
         except OSError as error:
             if error.errno != errno.ELOOP:
-                return  # a folder that cannot be looked into may have it still
+                return  # an unreadable folder may still have it
         del self.now[path]
         if same_contents(mine, was):
             del self.merged[path]
             self.deleted.append(path)
 
     def _blocked(self, path: str) -> bool:
-        """Whether something that is no folder is where one would have to be."""
+        """Whether a file or symlink is in the place of a parent folder."""
         above = accumulate(path.split("/")[:-1], "{}/{}".format)
         return any(up in self.merged and self.merged[up].kind != "d" for up in above)

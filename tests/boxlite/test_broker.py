@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,58 +22,31 @@ from sandbox_kernel.errors import (
     SandboxNotFound,
     SandboxUnavailable,
 )
-from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.broker import protocol
-from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
-from sandbox_kernel.sandboxes.broker.launch import Place
-from sandbox_kernel.sandboxes.broker.process import EXIT_TAKEN
-from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
+from sandbox_kernel.sandboxes.broker.main import EXIT_TAKEN
+from sandbox_kernel.sandboxes.broker.startup import Place
+from sandbox_kernel.sandboxes.local import bubblewrap
 from sandbox_kernel.spec import SandboxSpec
+from tests.helpers.waiting import until
+
+from .brokered_jails import FACTORY, JailClient, broker_pid
 
 pytestmark = pytest.mark.skipif(bubblewrap.why_not() is not None, reason="no jail can be made here")
 
 LIMIT = 60.0
-FACTORY = "sandbox_kernel.sandboxes.local:LocalClient"
 
 
-class JailHandle(BrokeredHandle):
-    backend = "local"
+@pytest.fixture
+def client() -> Iterator[JailClient]:
+    """Whatever sandboxes a test leaves are removed."""
+    client = JailClient()
+    yield client
 
+    async def remove_all() -> None:
+        for name in await client.list():
+            await client.remove(name)
 
-class JailClient(BrokeredClient):
-    """Local jails, of which the broker is the keeper."""
-
-    backend = "local"
-    capabilities = LocalClient.capabilities
-
-    def place(self) -> Place:
-        return Place("local", FACTORY)
-
-    def handle(self, record: Record) -> JailHandle:
-        return JailHandle(self.place(), record)
-
-
-def run(test: Callable[[JailClient], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with a client; whatever sandboxes it leaves are removed."""
-
-    async def main() -> None:
-        client = JailClient()
-        try:
-            await asyncio.wait_for(test(client), LIMIT)
-        finally:
-            for name in await client.list():
-                await client.remove(name)
-
-    asyncio.run(main())
-
-
-def broker_pid() -> int:
-    """The process that listens on the broker's socket."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(JailClient().place().socket))
-        return int(
-            struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        )
+    asyncio.run(remove_all())
 
 
 def ended(pid: int) -> bool:
@@ -91,69 +63,64 @@ def ended(pid: int) -> bool:
         os.close(fd)
 
 
-def test_commands_go_through_it() -> None:
+async def test_commands_go_through_it(client: JailClient) -> None:
     """Output, exit code, input, terminals and sockets are as without a broker."""
+    handle = await client.create(SandboxSpec(name="one", env={"A": "b"}))
+    result = await handle.exec("/bin/sh", ["-c", "cat; echo $A >&2; exit 4"], stdin=b"in")
+    assert (result.stdout, result.stderr, result.exit_code) == ("in", "b\n", 4)
+    data = os.urandom(3_000_000)
+    async with await handle.open_stream(["cat"], duplex=True) as stream:
+        assert stream.socket is not None
 
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one", env={"A": "b"}))
-        result = await handle.exec("/bin/sh", ["-c", "cat; echo $A >&2; exit 4"], stdin=b"in")
-        assert (result.stdout, result.stderr, result.exit_code) == ("in", "b\n", 4)
-        data = os.urandom(3_000_000)
-        async with await handle.open_stream(["cat"], duplex=True) as stream:
-            assert stream.socket is not None
+        async def feed() -> None:
+            await stream.write(data)
+            await stream.close_stdin()
 
-            async def feed() -> None:
-                await stream.write(data)
-                await stream.close_stdin()
+        writing = asyncio.ensure_future(feed())
+        back = b""
+        while piece := await stream.read():
+            back += piece
+        await writing
+        assert back == data
+        assert await stream.wait() == 0
+    async with await handle.open_stream(["stty", "size"], tty=(30, 90)) as stream:
+        assert await stream.read() == b"30 90\r\n"
+    async with await handle.open_stream(["sleep", "1000"]) as stream:
+        await stream.send_signal(signal.SIGTERM)
+        assert await stream.wait() == -signal.SIGTERM
+    await handle.spawn(["echo", "spawned"])
 
-            writing = asyncio.ensure_future(feed())
-            back = b""
-            while piece := await stream.read():
-                back += piece
-            await writing
-            assert back == data
-            assert await stream.wait() == 0
-        async with await handle.open_stream(["stty", "size"], tty=(30, 90)) as stream:
-            assert await stream.read() == b"30 90\r\n"
-        async with await handle.open_stream(["sleep", "1000"]) as stream:
-            await stream.send_signal(signal.SIGTERM)
-            assert await stream.wait() == -signal.SIGTERM
-        await handle.spawn(["echo", "spawned"])
-        while "spawned" not in await handle.logs():
-            await asyncio.sleep(0.01)
-        assert (await handle.info()).status == "running"
+    async def logged() -> bool:
+        return "spawned" in await handle.logs()
 
-    run(test)
+    await until(logged)
+    assert (await handle.info()).status == "running"
 
 
-def test_errors_keep_their_kind() -> None:
+async def test_errors_keep_their_kind(client: JailClient) -> None:
     """What is raised in the broker is raised here."""
-
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one"))
-        with pytest.raises(SandboxExists, match="one"):
-            await client.create(SandboxSpec(name="one"))
-        with pytest.raises(ExecFailed, match="no-such-command"):
-            await handle.exec("no-such-command")
-        with pytest.raises(SandboxNotFound):
-            await client.get("two")
-        await handle.stop()
-        with pytest.raises(SandboxGone, match="stopped"):
-            await handle.exec("true")
-        await client.remove("one")
-        with pytest.raises(SandboxGone, match="removed"):
-            await handle.exec("true")
-        # Another one that has the name now is not it.
+    handle = await client.create(SandboxSpec(name="one"))
+    with pytest.raises(SandboxExists, match="one"):
         await client.create(SandboxSpec(name="one"))
-        with pytest.raises(SandboxGone):
-            await handle.exec("true")
-
-    run(test)
+    with pytest.raises(ExecFailed, match="no-such-command"):
+        await handle.exec("no-such-command")
+    with pytest.raises(SandboxNotFound):
+        await client.get("two")
+    await handle.stop()
+    with pytest.raises(SandboxGone, match="stopped"):
+        await handle.exec("true")
+    await client.remove("one")
+    with pytest.raises(SandboxGone, match="removed"):
+        await handle.exec("true")
+    # Another one that has the name now is not it.
+    await client.create(SandboxSpec(name="one"))
+    with pytest.raises(SandboxGone):
+        await handle.exec("true")
 
 
 _USE = """
 import asyncio, sys
-from tests.boxlite.test_broker import JailClient, broker_pid
+from tests.boxlite.brokered_jails import JailClient, broker_pid
 from sandbox_kernel.spec import SandboxSpec
 async def main(name):
     client = JailClient()
@@ -178,59 +145,47 @@ def test_processes_that_start_at_once_share_one(own_dirs: Path) -> None:
     assert len({pid for _, pid in said}) == 1
 
 
-def test_sandboxes_outlive_it() -> None:
+async def test_sandboxes_outlive_it(client: JailClient) -> None:
     """It is killed: a stream breaks, the sandbox goes on, and the next request has a new one."""
-
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one"))
-        await handle.shell("echo kept > note")
-        async with await handle.open_stream(["cat"]) as stream:
-            first = broker_pid()
-            os.kill(first, signal.SIGKILL)
-            assert await stream.read() == b""
-            with pytest.raises(SandboxGone, match="broker"):
-                await stream.wait()
-        assert (await handle.shell("cat note")).stdout == "kept\n"
-        assert broker_pid() != first
-
-    run(test)
-
-
-def test_one_that_dies_before_it_has_read_a_request() -> None:
-    """It was killed, but its door is still there: who knocks is served by the next one."""
-
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one"))
+    handle = await client.create(SandboxSpec(name="one"))
+    await handle.shell("echo kept > note")
+    async with await handle.open_stream(["cat"]) as stream:
         first = broker_pid()
-        os.kill(first, signal.SIGSTOP)
-        asking = asyncio.ensure_future(handle.shell("echo here"))
-        await asyncio.sleep(0.2)  # until the request waits to be read
-        assert not asking.done()
         os.kill(first, signal.SIGKILL)
-        assert (await asking).stdout == "here\n"
-        assert broker_pid() != first
+        assert await stream.read() == b""
+        with pytest.raises(SandboxGone, match="broker"):
+            await stream.wait()
+    assert (await handle.shell("cat note")).stdout == "kept\n"
+    assert broker_pid() != first
 
-    run(test)
+
+async def test_one_that_dies_before_it_has_read_a_request(client: JailClient) -> None:
+    """It was killed, but its door is still there: who knocks is served by the next one."""
+    handle = await client.create(SandboxSpec(name="one"))
+    first = broker_pid()
+    os.kill(first, signal.SIGSTOP)
+    asking = asyncio.ensure_future(handle.shell("echo here"))
+    answered, _ = await asyncio.wait({asking}, timeout=0.2)
+    assert not answered
+    os.kill(first, signal.SIGKILL)
+    assert (await asking).stdout == "here\n"
+    assert broker_pid() != first
 
 
-def test_only_one_for_a_socket(own_dirs: Path) -> None:
+async def test_only_one_for_a_socket(client: JailClient, own_dirs: Path) -> None:
     """A second one that is started by hand ends at once."""
-
-    async def test(client: JailClient) -> None:
-        await client.create(SandboxSpec(name="one"))
-        command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.process"]
-        second = subprocess.run(
-            [*command, FACTORY, str(client.place().socket)], timeout=LIMIT, check=False
-        )
-        assert second.returncode == EXIT_TAKEN
-
-    run(test)
+    await client.create(SandboxSpec(name="one"))
+    command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.main"]
+    second = subprocess.run(
+        [*command, FACTORY, str(client.place().socket)], timeout=LIMIT, check=False
+    )
+    assert second.returncode == EXIT_TAKEN
 
 
 def start_by_hand(idle: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A broker with an idle time of its own, which listens."""
     path = Place("local", FACTORY).socket
-    command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.process"]
+    command = [sys.executable, "-m", "sandbox_kernel.sandboxes.broker.main"]
     broker = subprocess.Popen([*command, FACTORY, str(path), idle], stdout=subprocess.PIPE)
     assert broker.stdout is not None
     with broker.stdout:
@@ -245,20 +200,16 @@ def test_it_ends_when_nobody_needs_it() -> None:
     assert not path.exists()
 
 
-def test_a_stream_keeps_it() -> None:
+async def test_a_stream_keeps_it(client: JailClient) -> None:
     """Whoever is connected counts, also if nothing is said."""
-
-    async def test(client: JailClient) -> None:
-        broker, _ = start_by_hand("0.3")
-        handle = await client.create(SandboxSpec(name="one"))
-        async with await handle.open_stream(["cat"]) as stream:
-            await asyncio.sleep(1.0)  # longer than its idle time
-            assert broker.poll() is None
-            await stream.write(b"here\n")
-            assert await stream.read() == b"here\n"
-        await asyncio.to_thread(broker.wait, LIMIT)
-
-    run(test)
+    broker, _ = start_by_hand("0.3")
+    handle = await client.create(SandboxSpec(name="one"))
+    async with await handle.open_stream(["cat"]) as stream:
+        await asyncio.sleep(1.0)  # longer than its idle time
+        assert broker.poll() is None
+        await stream.write(b"here\n")
+        assert await stream.read() == b"here\n"
+    await asyncio.to_thread(broker.wait, LIMIT)
 
 
 def test_it_ends_when_nobody_can_find_it() -> None:
@@ -286,50 +237,47 @@ def test_an_older_one_makes_room_for_a_newer_client() -> None:
     assert broker.wait(LIMIT) == 0
 
 
-def test_an_older_client_is_told_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_client_is_told_to_restart(
+    client: JailClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newer broker stays, and the client's error says what to do."""
-
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one"))
-        with monkeypatch.context() as patch:
-            patch.setattr("sandbox_kernel.sandboxes.broker.launch.PROTOCOL", 0)
-            with pytest.raises(SandboxUnavailable, match="Restart the programs"):
-                await handle.exec("true")
-        assert (await handle.exec("true")).ok
-
-    run(test)
+    handle = await client.create(SandboxSpec(name="one"))
+    with monkeypatch.context() as patch:
+        patch.setattr("sandbox_kernel.sandboxes.broker.startup.PROTOCOL", 0)
+        with pytest.raises(SandboxUnavailable, match="Restart the programs"):
+            await handle.exec("true")
+    assert (await handle.exec("true")).ok
 
 
 @pytest.mark.parametrize("nonsense", ["{}", "[]", "no json", '{"protocol": 1, "kind": "none"}'])
-def test_nonsense_does_no_harm(nonsense: str) -> None:
+async def test_nonsense_does_no_harm(client: JailClient, nonsense: str) -> None:
     """It hangs up on who does not speak its language, and serves the others."""
-
-    async def test(client: JailClient) -> None:
-        handle = await client.create(SandboxSpec(name="one"))
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(LIMIT)
-            sock.connect(str(client.place().socket))
-            sock.sendall(nonsense.encode() + b"\n")
-            await asyncio.to_thread(sock.makefile().read)
-        assert (await handle.exec("true")).ok
-
-    run(test)
+    handle = await client.create(SandboxSpec(name="one"))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(LIMIT)
+        sock.connect(str(client.place().socket))
+        sock.sendall(nonsense.encode() + b"\n")
+        await asyncio.to_thread(sock.makefile().read)
+    assert (await handle.exec("true")).ok
 
 
-def test_who_hangs_up_while_creating_gets_nothing() -> None:
+async def test_who_hangs_up_while_creating_gets_nothing(client: JailClient) -> None:
     """The creation is undone: no sandbox that nobody knows of."""
+    await client.create(SandboxSpec(name="first"))
+    creating = asyncio.ensure_future(client.create(SandboxSpec(name="second")))
 
-    async def test(client: JailClient) -> None:
-        await client.create(SandboxSpec(name="first"))
-        creating = asyncio.ensure_future(client.create(SandboxSpec(name="second")))
-        while "second" not in await client.list():
-            await asyncio.sleep(0)
-        creating.cancel()
-        await asyncio.wait({creating})
-        while "second" in await client.list() and creating.cancelled():
-            await asyncio.sleep(0.01)
+    async def both() -> bool:
+        return await client.list() == ["first", "second"]
 
-    run(test)
+    await until(both)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+
+    async def undone() -> bool:
+        return await client.list() == ["first"]
+
+    await until(undone)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be somebody else")

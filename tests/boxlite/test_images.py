@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import tarfile
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError, SpecRefused
-from sandbox_kernel.sandboxes.boxlite.facts import home
+from sandbox_kernel.sandboxes.boxlite.backend import home
 from sandbox_kernel.sandboxes.boxlite.image import find_image
-from sandbox_kernel.sandboxes.tinyimage import tiny_layout
+from sandbox_kernel.sandboxes.tiny_image import tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 
 LIMIT = 120.0
@@ -83,34 +82,29 @@ def test_the_tiny_image_is_reproducible(tmp_path: Path) -> None:
     waiting.wait()
 
 
-def test_what_boxlite_cannot_size() -> None:
+async def test_what_boxlite_cannot_size() -> None:
     """A VM has whole CPUs and a disk of whole GiB; nothing is rounded in silence."""
     pytest.importorskip("boxlite")
     from sandbox_kernel.sandboxes.boxlite.client import BoxliteClient
-    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+    from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
-    async def test() -> None:
-        client = DirectClient()
-        with pytest.raises(SpecRefused, match=r"cpus=1\.5.*ask for 2"):
-            await client.create(SandboxSpec(image="python:3", cpus=1.5))
-        with pytest.raises(SpecRefused, match=r"disk_mib=1500.*ask for 2048"):
-            await client.create(SandboxSpec(image="python:3", disk_mib=1500))
-        with pytest.raises(SpecRefused, match="egress"):
-            await BoxliteClient().create(SandboxSpec(image="python:3", egress=("data.example",)))
-
-    asyncio.run(test())
+    client = DirectClient()
+    with pytest.raises(SpecRefused, match=r"cpus=1\.5.*ask for 2"):
+        await client.create(SandboxSpec(image="python:3", cpus=1.5))
+    with pytest.raises(SpecRefused, match=r"disk_mib=1500.*ask for 2048"):
+        await client.create(SandboxSpec(image="python:3", disk_mib=1500))
+    spec = SandboxSpec.from_mapping({"image": "python:3", "egress": ["data.example"]})
+    with pytest.raises(SpecRefused, match="egress"):
+        await BoxliteClient().create(spec)
 
 
-def test_a_registry_that_cannot_be_reached() -> None:
+async def test_a_registry_that_cannot_be_reached() -> None:
     """The real SDK's error, in words that say what to do; no box and no record is left."""
     pytest.importorskip("boxlite")
-    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+    from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
-    async def test() -> None:
-        client = DirectClient()
-        spec = SandboxSpec(name="far", image="registry.invalid/no-such:1", start_timeout=LIMIT)
-        with pytest.raises(SandboxUnavailable, match=r"cannot be reached.*image build"):
-            await client.create(spec)
-        assert await client.list() == []
-
-    asyncio.run(test())
+    client = DirectClient()
+    spec = SandboxSpec(name="far", image="registry.invalid/no-such:1", start_timeout=LIMIT)
+    with pytest.raises(SandboxUnavailable, match=r"cannot be reached.*image build"):
+        await client.create(spec)
+    assert await client.list() == []

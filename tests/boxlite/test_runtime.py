@@ -11,8 +11,8 @@ pytest.importorskip("boxlite")
 
 from boxlite import errors as sdk
 
-from sandbox_kernel.sandboxes.boxlite import runtime
-from sandbox_kernel.sandboxes.boxlite.runtime import Runtime
+from sandbox_kernel.sandboxes.boxlite import sdk_runtime
+from sandbox_kernel.sandboxes.boxlite.sdk_runtime import Runtime
 
 CREATED = (
     "internal error: spawn_failed: internal error: build failed: failed operation due to "
@@ -47,7 +47,7 @@ def execute(box: Box) -> None:
 
 def test_a_box_that_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a box takes its first command only a moment after its start."""
-    monkeypatch.setattr(runtime, "_RETRY", 0.01)
+    monkeypatch.setattr(sdk_runtime, "_RETRY", 0.01)
     box = Box(CREATED, CREATED)
     execute(box)
     assert box.refusals == []
@@ -63,7 +63,7 @@ def test_other_refusals_are_told_at_once() -> None:
 
 def test_a_box_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is told, when it has been waited for."""
-    monkeypatch.setattr(runtime, "_RETRY", 0.01)
-    monkeypatch.setattr(runtime, "_READY_TIMEOUT", 0.05)
+    monkeypatch.setattr(sdk_runtime, "_RETRY", 0.01)
+    monkeypatch.setattr(sdk_runtime, "_READY_TIMEOUT", 0.05)
     with pytest.raises(sdk.BoxliteError, match="Created"):
         execute(Box(*[CREATED] * 1000))

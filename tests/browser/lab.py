@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from tests.kernels.live import wait_until
+from tests.helpers.waiting import wait_until
 from tests.server.running import TOKEN, JupyterServer
 
 PATIENCE = 120_000.0

@@ -9,7 +9,7 @@ from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.workspace import Store, name_for_notebook
-from tests.kernels.live import wait_until
+from tests.helpers.waiting import wait_until
 
 from .lab import Lab
 

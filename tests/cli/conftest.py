@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.sandboxes.local import bubblewrap
+from tests.helpers.own_folders import own_folders
 
 from .running import Cli
 
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    """The command, with folders of its own, which have short names: they hold sockets."""
-    with tempfile.TemporaryDirectory(prefix="cli-") as name:
-        folder = Path(name)
-        monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "data"))
-        monkeypatch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", str(folder / "run"))
-        monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    """The command, with folders of its own."""
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    with own_folders() as folder:
         made = Cli(folder)
         yield made
         for path in made.records.glob("broken*.json"):

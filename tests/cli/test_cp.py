@@ -12,9 +12,9 @@ import pytest
 
 from sandbox_kernel.cli.commands.cp import split
 from sandbox_kernel.errors import WorkspaceError
-from sandbox_kernel.guest.copying import LENGTH, entries
-from sandbox_kernel.workspace.copies import Receiver
-from sandbox_kernel.workspace.reports import Limits
+from sandbox_kernel.guest.copy_stream import LENGTH, entries
+from sandbox_kernel.workspace.copy_out import CopyWriter
+from sandbox_kernel.workspace.reports import Quota
 
 from .running import Cli
 
@@ -63,7 +63,7 @@ def test_there_and_back(cli: Cli, jail: str, tmp_path: Path) -> None:
     assert cli("cp", f"{jail}:data/run.sh", str(here)).returncode == 0
     (here / "run.sh").write_text("mine")
     ran = cli("cp", f"{jail}:data/run.sh", str(here))
-    assert (ran.returncode, "is there already. Add --force" in ran.stderr) == (1, True)
+    assert (ran.returncode, "exists already. Add --force" in ran.stderr) == (1, True)
     assert (here / "run.sh").read_text() == "mine"
     assert cli("cp", "-f", f"{jail}:data/run.sh", str(here)).returncode == 0
     assert (here / "run.sh").read_text() == "echo hello"
@@ -148,8 +148,8 @@ def test_a_hostile_stream_writes_nothing(lie: str, tmp_path: Path) -> None:
     """A false program in the sandbox sends what no honest one would: it is refused, whatever the
     pieces it comes in, and nothing is left here."""
     for size in (1, 65536):
-        receiver = Receiver(
-            str(tmp_path), "got", force=False, hidden=True, limits=Limits(10**6, 100)
+        receiver = CopyWriter(
+            str(tmp_path), "got", force=False, hidden=True, quota=Quota(10**6, 100)
         )
         with pytest.raises(WorkspaceError) as refused:
             _ = [receiver.feed(LIES[lie][at : at + size]) for at in range(0, len(LIES[lie]), size)]
@@ -161,7 +161,7 @@ def test_a_hostile_stream_writes_nothing(lie: str, tmp_path: Path) -> None:
 def test_a_stream_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
     """The sandbox goes away in the middle of a file."""
     whole = b"".join(entries(__file__))
-    receiver = Receiver(str(tmp_path), "got", force=False, hidden=False, limits=Limits())
+    receiver = CopyWriter(str(tmp_path), "got", force=False, hidden=False, quota=Quota())
     assert not receiver.feed(whole[: len(whole) // 2])
     receiver.close()
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from sandbox_kernel.cli import main
-from tests.smalldisk import needs_root, small_disk
+from tests.helpers.small_disk import needs_root, small_disk
 
 from .running import Cli
 
@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_for_memory_says_so(cli: Cli, jail: str) -> None:
     ran = cli("run", "--memory-mib", "256", "python3", "-c", eat)
     assert ran.returncode != 0
     if ran.returncode == 137:  # else an rlimit has refused it, and Python has said so itself
-        assert "killed for want of memory" in ran.stderr
+        assert "killed, out of memory" in ran.stderr
         assert "The limit is 256 MiB" in ran.stderr
         assert "--memory-mib" in ran.stderr
     else:

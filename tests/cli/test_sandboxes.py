@@ -83,7 +83,7 @@ def test_doctor_knows_its_patients(cli: Cli) -> None:
     """An unknown backend is an error that lists the known ones."""
     ran = cli("doctor", "nowhere")
     assert ran.returncode == 2
-    assert "no sandbox backend 'nowhere'. Known are: boxlite, islo, local" in ran.stderr
+    assert "no sandbox backend 'nowhere'. Known: boxlite, islo, local" in ran.stderr
     assert "installed" not in ran.stderr  # nobody has looked whether they are
 
 
@@ -161,7 +161,7 @@ def test_the_beginning_of_a_name_is_enough(cli: Cli, jail: str) -> None:
     assert cli("exec", jail, "echo", "here").stdout == "here\n"
     ran = cli("exec", "jai", "echo", "here")
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "'jai' may mean jail, jail-2. Say more of the name." in ran.stderr
+    assert "'jai' may mean jail, jail-2. Give more of the name." in ran.stderr
     assert cli("rm", "jail-").returncode == 0
     assert cli.names() == [jail]
     assert "No sandbox has a kernel of the notebook" in cli("logs", "x.ipynb").stderr

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from sandbox_kernel import __version__
 from sandbox_kernel.cli import main
-from sandbox_kernel.cli.parser import kernel_values, parse, spec_values
-from sandbox_kernel.cli.text import age, table
+from sandbox_kernel.cli.formatting import age, table
+from sandbox_kernel.cli.options import configured, given_settings
+from sandbox_kernel.cli.parser import parse
 from sandbox_kernel.egress import EgressPolicy
-from sandbox_kernel.jupyter.configuration import OWN_FIELDS, unknown_variables
-from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.text import printable
+from sandbox_kernel.jupyter.configuration import read_configuration, unknown_variables
+from sandbox_kernel.settings import settings_of
+from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
+from sandbox_kernel.untrusted_text import printable
 
 from .running import Cli
 
@@ -97,15 +98,15 @@ def test_debug_shows_the_traceback(cli: Cli, arguments: list[str]) -> None:
 def test_every_field_of_the_spec_is_an_option() -> None:
     """run has one option for each field, and passes on only those that are given."""
     given = parse(["run", "--", "true"])
-    for field in fields(SandboxSpec):
-        assert hasattr(given, f"spec_{field.name}")
-    assert spec_values(given) == {}
+    for name in settings_of(SandboxSpec):
+        assert hasattr(given, f"setting_{name}")
+    assert given_settings(given) == {}
 
 
 def test_options_become_a_spec() -> None:
     """Options are read as configuration is: numbers, lists and names with values."""
     line = "--memory-mib 512 --cpus 0.5 --env A=1 --env B=x=y --egress a.org --egress b.org"
-    values = spec_values(parse(["run", *line.split(), "--", "true"]))
+    values = given_settings(parse(["run", *line.split(), "--", "true"]))
     spec = SandboxSpec.from_mapping(values)
     assert (spec.memory_mib, spec.cpus) == (512, 0.5)
     assert spec.env == {"A": "1", "B": "x=y"}
@@ -115,7 +116,7 @@ def test_options_become_a_spec() -> None:
 def test_paths_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the command line, paths are relative to here and python is looked up."""
     monkeypatch.chdir(tmp_path)
-    values = spec_values(parse(["run", "--readable", "data", "--python", "sh", "--", "true"]))
+    values = given_settings(parse(["run", "--readable", "data", "--python", "sh", "--", "true"]))
     assert values["readable"] == [str(tmp_path / "data")]
     assert values["python"] == shutil.which("sh")
 
@@ -145,17 +146,24 @@ def test_the_dashes_may_be_left_out(line: str, command: list[str]) -> None:
     assert parse(line.split()).command == command
 
 
+def written(line: str) -> dict[str, object]:
+    """What a command line changes, as it is written to kernel.json."""
+    given = given_settings(parse(line.split()))
+    config = read_configuration(given, default_name="k", environ={}).to_dict()
+    return {key: value for key, value in config.items() if key not in ("name", "backend")}
+
+
 def test_every_setting_of_a_kernel_is_an_option() -> None:
     """install has one option for each setting that a kernelspec can have, and passes on only
     those that are given, as the types that belong into kernel.json."""
     given = parse(["install", "local"])
-    assert kernel_values(given) == {}
-    for name in set(OWN_FIELDS) - {"backend"}:
-        assert hasattr(given, f"kernel_{name}")
+    assert given_settings(given) == {}
+    for name in set(settings_of(KernelConfiguration)) - {"backend"}:
+        assert hasattr(given, f"setting_{name}")
     line = (
         "install local --upload folder --mirror --no-persist --pool-size 2 --idle-pause-seconds 5"
     )
-    assert kernel_values(parse(line.split())) == {
+    assert written(line) == {
         "upload": "folder",
         "mirror": True,
         "persist": False,
@@ -163,17 +171,19 @@ def test_every_setting_of_a_kernel_is_an_option() -> None:
         "idle_pause_seconds": 5.0,
     }
     line = "install local --upload *.csv --upload data/"
-    assert kernel_values(parse(line.split())) == {"upload": ["*.csv", "data/"]}
+    assert written(line) == {"upload": ["*.csv", "data/"]}
 
 
 def test_a_volume_is_no_saved_workspace(capsys: pytest.CaptureFixture[str]) -> None:
     """`install --workspace` names a saved workspace; what `run --workspace` was, a folder that is
-    kept, is now --volume. The old name works, and says so."""
-    assert spec_values(parse(["run", "--volume", "v", "ls"])) == {"workspace": "v"}
+    kept, is now --volume. The old name works, and says so; also in launchers of before."""
+    assert given_settings(parse(["run", "--volume", "v", "ls"])) == {"volume": "v"}
     assert capsys.readouterr().err == ""
-    assert spec_values(parse(["run", "--workspace", "v", "ls"])) == {"workspace": "v"}
+    assert given_settings(parse(["run", "--workspace", "v", "ls"])) == {"volume": "v"}
     assert "--workspace is called --volume here" in capsys.readouterr().err
-    assert spec_values(parse(["install", "local", "--workspace", "w"])) == {"workspace": "w"}
+    assert given_settings(parse(["install", "local", "--workspace", "w"])) == {"workspace": "w"}
+    launched = configured(parse(["launch", "-f", "x"]), {"workspace": "v"}, "k")
+    assert (launched.spec.volume, launched.workspace) == ("v", None)
 
 
 def test_a_slip_in_an_option_is_told(cli: Cli) -> None:
@@ -185,6 +195,12 @@ def test_a_slip_in_an_option_is_told(cli: Cli) -> None:
     ran = cli("run", "--memory-mb=200", "true")
     assert (ran.returncode, "did you mean --memory-mib?" in ran.stderr) == (2, True)
     assert "unrecognized arguments: extra" in cli("ps", "extra").stderr
+    assert "'isntall' is unknown. Did you mean 'install'?" in cli("isntall", "local").stderr
+    assert "'biuld' is unknown. Did you mean 'build'?" in cli("image", "biuld").stderr
+    assert (
+        "no sandbox backend 'locl'. Did you mean 'local'?"
+        in cli("run", "--backend", "locl", "ls").stderr
+    )
 
 
 def test_unknown_variables_are_told(cli: Cli) -> None:
@@ -229,16 +245,20 @@ def test_completion_scripts_are_valid(shell: str, tmp_path: Path, cli: Cli) -> N
         (["run", "--mem"], ["--memory-mib"]),
         (["install", "lo"], ["local"]),
         (["completion", "f"], ["fish"]),
+        (["image", "bu"], ["build"]),
+        (["logs", "ker"], ["kernel-1"]),
+        (["exec", "--timeout", "3", "ker"], ["kernel-1"]),
     ],
 )
 def test_bash_completes(line: list[str], expected: list[str], cli: Cli, tmp_path: Path) -> None:
-    """bash offers commands, options and known words."""
+    """bash offers commands, options, known words and the sandboxes of that moment."""
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
     words = " ".join(["sandbox-kernel", *line])
     script = (
         cli("completion", "bash").stdout
-        + f"COMP_WORDS=({words}); COMP_CWORD={len(line)}; _sandbox_kernel;"
+        + "sandbox-kernel() { echo kernel-1 run-2; };"
+        + f"COMP_WORDS=({words}); COMP_CWORD={len(line)}; _shtab_sandbox_kernel;"
         + 'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)

@@ -69,6 +69,7 @@ def test_going_back_and_out(cli: Cli, saved: Path, tmp_path: Path) -> None:
     (target / "a.txt").write_text("mine")
     (saved / "a.txt").write_text("third")
     ok(cli, "import", "demo", str(saved), "--only", "a.txt")
+    assert "Did you mean 'demo'?" in cli("workspace", "export", "dmeo", str(target)).stderr
     refused = cli("workspace", "export", "demo", str(target))
     assert refused.returncode == 1
     assert "a.txt" in refused.stderr

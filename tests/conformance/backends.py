@@ -57,7 +57,7 @@ ROWS = {
             capabilities=frozenset(
                 {
                     *("memory_mib", "cpus", "processes", "open_files", "disk_mib"),
-                    *("workspace", "readable", "python", "byte_exact_streams", "reattach"),
+                    *("volume", "readable", "python", "byte_exact_streams", "reattach"),
                 }
             ),
             crash=_kill_first_process,

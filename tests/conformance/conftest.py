@@ -8,45 +8,38 @@
 A hosted service is emulated (tests/emulators), unless ``-m live`` asks for the real one: that costs
 money, so a run makes a bounded number of sandboxes there, and deletes all that carry its label.
 
-A test that is a coroutine runs on the background loop, where the handles live; a plain one is a
-Jupyter client, which has a loop of its own.
+A test that is a coroutine function runs on the background loop, where the handles live; a plain
+one is a Jupyter client, which has a loop of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import json
 import os
 import secrets
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
-from sandbox_kernel.sandboxes.base import Capabilities, SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.tunnel import background
+from tests.helpers.coroutines import finish, run_coroutine
+from tests.helpers.own_folders import own_folders
+from tests.helpers.waiting import SLOWNESS
 
 from ..emulators.running import Running, started
 from .backends import Row, row
 
-T = TypeVar("T")
+__all__ = ["run_coroutine"]
 collect_ignore = [] if os.environ.get("SANDBOX_KERNEL_RIG") else ["test_bare_image.py"]
-PATIENCE = float(os.environ.get("SANDBOX_KERNEL_TEST_PATIENCE", "1"))
-"""How many times slower than a real machine the one is that the tests run on."""
-LIMIT = 120.0 * PATIENCE
-"""Seconds for anything that a test waits for."""
-SCALE = 1 if PATIENCE <= 1 else 10
+SCALE = 1 if SLOWNESS <= 1 else 10
 """By how much less data the tests send where sending takes longer."""
-
-
 LIVE = "live "
 BUDGET = int(os.environ.get("SANDBOX_KERNEL_LIVE_BUDGET", "80"))
 """Most sandboxes that a run makes at a hosted service."""
@@ -61,30 +54,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if row(name).key and os.environ.get(row(name).key)
         ]
         metafunc.parametrize("backend", [*names, *live], indirect=True, scope="package")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    finish(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), LIMIT + 50)
-    return True
-
-
-def finish(coroutine: Coroutine[Any, Any, T], timeout: float = LIMIT) -> T:
-    """Run a coroutine on the background loop to its end."""
-    return background.submit(asyncio.wait_for(coroutine, timeout)).result(timeout + 5)
-
-
-async def until(true: Callable[[], Awaitable[object]], timeout: float = LIMIT) -> None:
-    """Ask until the answer is yes: for what happens in another process, which does not tell."""
-
-    async def ask() -> None:
-        while not await true():
-            await asyncio.sleep(0.05)
-
-    await asyncio.wait_for(ask(), timeout)
 
 
 @dataclass(frozen=True)
@@ -128,14 +97,10 @@ class Backend:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def own_folders() -> Iterator[None]:
+def apart() -> Iterator[None]:
     """Keep sandbox-kernel's own files of this run apart from the user's."""
-    folder = tempfile.mkdtemp(prefix="sk-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SANDBOX_KERNEL_DATA_DIR", os.path.join(folder, "data"))
-        patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", os.path.join(folder, "run"))
+    with own_folders():
         yield
-    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -168,7 +133,7 @@ def on_a_budget(client: SandboxClient) -> None:
 
 
 @pytest.fixture(scope="package")
-def backend(request: pytest.FixtureRequest, own_folders: None) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest, apart: None) -> Iterator[Backend]:
     """Each backend in turn. When all tests are done, none of their sandboxes may be left."""
     live = request.param.startswith(LIVE)
     name = request.param.removeprefix(LIVE)

@@ -10,8 +10,11 @@ import os
 
 import pytest
 
-from .conftest import Backend, finish
-from .test_kernels import _until, execute, kernel, sandboxed
+from tests.helpers.coroutines import finish
+from tests.helpers.waiting import wait_until
+
+from .conftest import Backend
+from .kernels import execute, kernel, sandboxed
 
 PUT = "lacks ipykernel; it is put there"
 LOOK = """
@@ -43,7 +46,7 @@ def test_an_image_without_ipykernel(
         caplog.clear()
         handle = sandboxed(manager).handle
         finish(handle.stop())
-        _until(lambda: not manager.is_alive())
+        wait_until(lambda: not manager.is_alive())
         manager.restart_kernel(now=True)
         client.wait_for_ready(timeout=1200)
         assert execute(client, "import ipykernel; print(ipykernel.__file__)")[1].strip() == path

@@ -23,9 +23,11 @@ from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.workspace import Store
+from tests.helpers.coroutines import finish
+from tests.helpers.waiting import LIMIT, until
 
-from .conftest import LIMIT, Backend, finish, until
-from .test_kernels import execute, kernel, sandboxed
+from .conftest import Backend
+from .kernels import execute, kernel, sandboxed
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +92,7 @@ async def test_pause_and_resume(backend: Backend) -> None:
         before = (await handle.shell("cat beat", timeout=LIMIT)).stdout
 
         async def beats() -> bool:
-            return (await handle.shell("cat beat", timeout=LIMIT)).stdout != before
+            return bool((await handle.shell("cat beat", timeout=LIMIT)).stdout != before)
 
         await until(beats)
 

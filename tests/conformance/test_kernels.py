@@ -15,15 +15,18 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client import AsyncKernelManager, BlockingKernelClient, KernelManager
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 from sandbox_kernel.errors import SandboxTimeout
-from sandbox_kernel.jupyter import hosting
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.tunnel import background
+from tests.helpers.coroutines import finish
+from tests.helpers.waiting import LIMIT, wait_until
+from tests.kernels.live import provisioner_of
 
-from .conftest import LIMIT, SCALE, Backend, finish
+from .conftest import SCALE, Backend
+from .kernels import START_AND_DIE, attached, execute, kernel, sandboxed
 
 LOG = logging.getLogger(__name__)
 
@@ -36,41 +39,6 @@ def chosen(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(finish(backend.client.list()))
     yield
     assert set(finish(backend.client.list())) <= before
-
-
-@contextlib.contextmanager
-def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
-    """A running kernel with a client that is ready."""
-    manager = KernelManager(kernel_name="sandbox")
-    manager.start_kernel()
-    client = manager.client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=LIMIT)
-        yield manager, client
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-
-
-def execute(client: BlockingKernelClient, code: str, on_output: Any = None) -> tuple[Any, str]:
-    """Run a cell; its reply and all that it printed."""
-    printed: list[str] = []
-
-    def output(message: dict[str, Any]) -> None:
-        if message["msg_type"] == "stream":
-            printed.append(message["content"]["text"])
-            if on_output is not None:
-                on_output(printed)
-
-    reply = client.execute_interactive(code, output_hook=output, timeout=LIMIT)
-    return reply["content"], "".join(printed)
-
-
-def sandboxed(manager: KernelManager) -> SandboxedKernel:
-    found = manager.provisioner._kernel
-    assert isinstance(found, SandboxedKernel)
-    return found
 
 
 def test_kernel_manager() -> None:
@@ -179,7 +147,7 @@ def test_a_kernel_whose_agent_is_stopped_leaves_its_files() -> None:
 def test_shutdown_removes_the_sandbox(backend: Backend) -> None:
     """An orderly shutdown leaves nothing, too."""
     with kernel() as (manager, _):
-        name = manager.provisioner.sandbox_name
+        name = provisioner_of(manager).sandbox_name
         assert name in finish(backend.client.list())
         manager.shutdown_kernel()
         assert name not in finish(backend.client.list())
@@ -213,8 +181,8 @@ def test_a_kernel_that_dies_is_noticed() -> None:
     """With its signal, in words; the manager can start another one in the same sandbox."""
     with kernel() as (manager, client):
         client.execute("import os; os.kill(os.getpid(), 9)")
-        _until(lambda: not manager.is_alive())
-        assert "SIGKILL" in manager.provisioner.death
+        wait_until(lambda: not manager.is_alive())
+        assert "SIGKILL" in str(provisioner_of(manager).death)
         manager.restart_kernel(now=True)
         client.wait_for_ready(timeout=LIMIT)
         assert execute(client, "print('anew')")[1] == "anew\n"
@@ -228,9 +196,9 @@ def test_a_sandbox_that_dies_is_noticed(backend: Backend) -> None:
             backend.row.crash(finish(handle.info()))
         else:
             finish(handle.kill())
-        _until(lambda: not manager.is_alive())
-        assert handle.name in manager.provisioner.death
-        assert "killed" in manager.provisioner.death
+        wait_until(lambda: not manager.is_alive())
+        assert handle.name in str(provisioner_of(manager).death)
+        assert "killed" in str(provisioner_of(manager).death)
 
 
 def test_a_sandbox_that_stopped_is_started_again(backend: Backend) -> None:
@@ -241,35 +209,11 @@ def test_a_sandbox_that_stopped_is_started_again(backend: Backend) -> None:
         handle = sandboxed(manager).handle
         execute(client, "open('note', 'w').write('kept'); import os; os.sync()")
         finish(handle.stop())
-        _until(lambda: not manager.is_alive())
+        wait_until(lambda: not manager.is_alive())
         manager.restart_kernel(now=True)
         client.wait_for_ready(timeout=LIMIT)
         assert execute(client, "print(open('note').read())")[1] == "kept\n"
         assert sandboxed(manager).handle.id == handle.id
-
-
-def _until(true: Any) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-_START = """
-import json, os, signal, sys
-from jupyter_client import KernelManager
-manager = KernelManager(kernel_name="sandbox")
-manager.start_kernel()
-client = manager.client()
-client.start_channels()
-client.wait_for_ready(timeout=float(sys.argv[2]))
-client.execute_interactive(sys.argv[1], timeout=float(sys.argv[2]))
-info = manager.get_connection_info()
-info["key"] = info["key"].decode()
-print(json.dumps([manager.provisioner.sandbox_name, info], default=lambda b: b.decode()))
-sys.stdout.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def test_reattach_from_another_process(backend: Backend) -> None:
@@ -277,30 +221,13 @@ def test_reattach_from_another_process(backend: Backend) -> None:
     with the same connection file."""
     if not backend.capabilities.reattach:
         pytest.skip("this backend cannot reattach")
-    command = [sys.executable, "-c", _START, "x = 41", str(LIMIT)]
+    command = [sys.executable, "-c", START_AND_DIE, "x = 41", str(LIMIT)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     name, connection = json.loads(ran.stdout)
-
-    async def attach() -> SandboxedKernel:
-        found = await SandboxedKernel.attach(backend.client, name, LOG)
-        found.listen(hosting.addresses(connection))
-        return found
-
-    attached = finish(attach())
-    try:
-        client = BlockingKernelClient()
-        client.load_connection_info(connection)
-        client.hb_channel.time_to_dead = LIMIT  # a slow machine is not a dead kernel
-        client.start_channels()
-        try:
-            client.wait_for_ready(timeout=LIMIT)
-            assert execute(client, "print(x + 1)")[1] == "42\n"
-        finally:
-            client.stop_channels()
-        assert attached.exit_code is None
-    finally:
-        finish(attached.remove())
+    with attached(backend.client, name, connection) as (found, client):
+        assert execute(client, "print(x + 1)")[1] == "42\n"
+        assert found.exit_code is None
 
 
 async def test_who_attaches_takes_over(backend: Backend) -> None:

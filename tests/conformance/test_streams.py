@@ -12,9 +12,10 @@ import signal
 import pytest
 
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
+from tests.helpers.waiting import LIMIT, until
 
-from .conftest import LIMIT, SCALE, Backend, until
-from .test_surface import not_running
+from .conftest import SCALE, Backend
+from .processes import not_running
 
 MIB = 2**20
 
@@ -137,10 +138,10 @@ async def test_stderr_is_a_stream_of_its_own(sandbox: SandboxHandle) -> None:
                 found += piece
             return found
 
-        assert await asyncio.gather(read_all(stream), errors()) == [
+        assert tuple(await asyncio.gather(read_all(stream), errors())) == (
             b"o1\no2\no3\n",
             b"e1\ne2\ne3\n",
-        ]
+        )
 
 
 async def test_several_streams_at_once(sandbox: SandboxHandle) -> None:

@@ -11,28 +11,10 @@ import pytest
 
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout, SpecError
 from sandbox_kernel.sandboxes.base import SandboxHandle
+from tests.helpers.waiting import LIMIT, until
 
-from .conftest import LIMIT, SCALE, Backend, until
-
-_RUNNING = """
-import os, sys
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
-    except OSError:
-        continue
-    if sys.argv[1].encode() in words and int(pid) != os.getpid():
-        print(pid)
-"""
-
-
-async def running(sandbox: SandboxHandle, word: str) -> list[str]:
-    """The processes in the sandbox that have ``word`` as an argument."""
-    return (await sandbox.exec("python3", ["-c", _RUNNING, word], timeout=LIMIT)).stdout.split()
-
-
-async def not_running(sandbox: SandboxHandle, word: str) -> bool:
-    return not await running(sandbox, word)
+from .conftest import SCALE, Backend
+from .processes import not_running, running
 
 
 async def test_its_capabilities_are_the_expected_ones(backend: Backend) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandbox_kernel.sandboxes.base import ExecStream
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.client import LocalHandle
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.spec import SandboxSpec
 
 _FOREVER = 1e8

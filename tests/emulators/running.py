@@ -100,7 +100,7 @@ async def _run(emulator: Emulator, folder: Path, delay: float, as_json: bool) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     if as_json:
-        loop.add_reader(0, lambda: os.read(0, 1) or ended.set())
+        loop.add_reader(0, lambda: None if os.read(0, 1) else ended.set())
     try:
         control, env = await emulator.start(folder, delay)
         if as_json:

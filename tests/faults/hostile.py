@@ -7,11 +7,11 @@ in place of the connector, with the guest package to build its frames from.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.launch import GUEST_ROOT
+from sandbox_kernel.sandboxes.local.jail_start import GUEST_ROOT
 
 
 def guest(behaviour: str) -> None:
@@ -44,18 +44,24 @@ def guest(behaviour: str) -> None:
     received, credit = 0, 2**18
     others: dict[int, int] = {}  # credit of other streams that the host has opened
     lines = b""
-    waiting: list[dict] = []
+    waiting: list[dict[str, Any]] = []
 
-    def send(type_, stream=0, payload=b"", seq=None, ack=None):
+    def send(
+        type_: int,
+        stream: int = 0,
+        payload: bytes = b"",
+        seq: int | None = None,
+        ack: int | None = None,
+    ) -> None:
         numbered = type_ >= OPEN
         number = (next(numbers) if seq is None else seq) if numbered else 0
         write(encode(Frame(type_, stream, number, received if ack is None else ack, payload)))
 
-    def write(data):
+    def write(data: bytes) -> None:
         while data:
             data = data[os.write(1, data) :]
 
-    def listen():
+    def listen() -> None:
         nonlocal received, lines, credit
         data = os.read(0, 65536)
         if not data:
@@ -72,7 +78,7 @@ def guest(behaviour: str) -> None:
             elif frame.type == OPEN and frame.stream != 1:
                 others[frame.stream] = 2**18
 
-    def say(text):
+    def say(text: str | bytes) -> None:
         """On the control stream, as far as there is credit for it."""
         nonlocal credit
         data = text.encode() if isinstance(text, str) else text
@@ -83,23 +89,22 @@ def guest(behaviour: str) -> None:
             credit -= len(piece)
             send(DATA, 1, piece)
 
-    def call():
+    def call() -> dict[str, Any]:
         """The next control call of the host."""
         while not waiting:
             listen()
         return waiting.pop(0)
 
-    def answer(result, id_=None):
+    def answer(result: object, id_: int | None = None) -> None:
         request = call()
         text = json.dumps({"id": request["id"] if id_ is None else id_, "result": result})
         say(text + "\n")
-        return request
 
-    def launched():
+    def launched() -> None:
         """Pretend that a kernel has been started."""
         answer({"generation": 1, "running": True, "pid": 7, "exit_code": None, "ended_at": None})
 
-    def for_ever(act):
+    def for_ever(act: Callable[[], object]) -> NoReturn:
         while True:
             act()
 
@@ -110,7 +115,7 @@ def guest(behaviour: str) -> None:
         for_ever(lambda: write(os.urandom(65536)))
     if behaviour == "silence":
         time.sleep(600)
-    frames = []
+    frames: list[Frame] = []
     while not frames:
         frames = decoder.feed(os.read(0, 65536))
     hello = decode_hello(frames[0])
@@ -220,7 +225,7 @@ def guest(behaviour: str) -> None:
         flood = encode(Frame(ACK, 0, 0, received, b"")) * 4096
         for_ever(lambda: write(flood))
     if behaviour == "credits of nothing without end":
-        for_ever(lambda: [send(CREDIT, 1, b"\0\0\0\0") for _ in range(64)])
+        for_ever(lambda: send(CREDIT, 1, b"\0\0\0\0"))
     if behaviour == "the same frame without end":
         flood = encode(Frame(CREDIT, 1, 1, received, b"\0\0\0\0")) * 4096
         for_ever(lambda: write(flood))
@@ -237,6 +242,7 @@ def guest(behaviour: str) -> None:
 def program(behaviour: str) -> str:
     """The text of a Python program that behaves so."""
     return (
+        "from __future__ import annotations\n"
         f"import sys; sys.path.insert(0, {GUEST_ROOT!r})\n"
         f"{inspect.getsource(guest)}\n"
         f"guest({behaviour!r})\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
+import socket
 from pathlib import Path
 
+from sandbox_kernel.jupyter.connections import addresses
 from sandbox_kernel.tunnel.background import submit
 from tests.kernels.live import Live
 
@@ -43,16 +44,14 @@ def agent_of(live: Live) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def assert_does_not_spin(pid: int, seconds: float = 2.0) -> None:
-    before = cpu_seconds(pid)
-    time.sleep(seconds)
-    assert cpu_seconds(pid) - before < 0.25 * seconds
-
-
 def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def clients(live: Live, number: int) -> list[socket.socket]:
+    """Unconnected sockets for the kernel's shell endpoint."""
+    return [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(number)]
+
+
+def path_of(live: Live, channel: str = "shell") -> str:
+    return str(addresses(live.manager.get_connection_info())[channel])

@@ -20,12 +20,15 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
-from sandbox_kernel.guest.wire.codec import PREAMBLE
-from sandbox_kernel.guest.wire.frames import HEADER_SIZE
-from sandbox_kernel.jupyter import hosting
-from sandbox_kernel.sandboxes.base import Capabilities, ExecStream
+from sandbox_kernel.jupyter import kernel_factory
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.tunnel.background import background_loop
+from sandbox_kernel.wire.codec import PREAMBLE
+from sandbox_kernel.wire.frames import HEADER_SIZE
 
 FAULTS = (
     "cut",  # the stream breaks, and what was under way is lost
@@ -86,12 +89,10 @@ class Shape:
 def install(shape: Shape) -> Iterator[Faults]:
     """Kernels that the provisioner starts inside this block have links of this shape, for good."""
     faults = Faults(shape)
-    original = hosting.load_backend
-    hosting.load_backend = lambda name: ShapedClient(original(name), faults)  # type: ignore
-    try:
+    with mock.patch.object(
+        kernel_factory, "load_backend", lambda name: ShapedClient(load_backend(name), faults)
+    ):
         yield faults
-    finally:
-        hosting.load_backend = original
 
 
 class Faults:
@@ -147,7 +148,8 @@ class ShapedClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self._inner.capabilities, byte_exact_streams=self._faults.shape.byte_exact)
+        inner: Capabilities = self._inner.capabilities
+        return replace(inner, byte_exact_streams=self._faults.shape.byte_exact)
 
     async def create(self, spec: Any) -> ShapedHandle:
         return ShapedHandle(await self._inner.create(spec), self._faults)

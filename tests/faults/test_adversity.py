@@ -22,17 +22,18 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import SessionRefused
-from sandbox_kernel.guest.wire import session
-from sandbox_kernel.jupyter.hosting import addresses
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel.background import background_loop, submit
+from sandbox_kernel.wire import session
+from tests.helpers.rest import comes_to_rest
+from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import KernelStarter
-from tests.kernels.live import PATIENCE, Live, wait_until
+from tests.kernels.live import PATIENCE, Live
 
 from .conftest import assert_idle
-from .jail import agent_of, assert_does_not_spin, kernel_of, processes_of
+from .jail import agent_of, clients, kernel_of, path_of, processes_of
 from .shaped import Shape, install
 from .traffic import Traffic
 
@@ -177,15 +178,6 @@ def test_the_disk_quota_is_used_up(
     Traffic(live, seed=1).round()
 
 
-def clients(live: Live, number: int) -> list[socket.socket]:
-    """Unconnected sockets for the kernel's shell endpoint."""
-    return [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(number)]
-
-
-def path_of(live: Live, channel: str = "shell") -> str:
-    return str(addresses(live.manager.get_connection_info())[channel])
-
-
 def test_no_descriptor_is_left_in_the_sandbox(start_kernel: KernelStarter) -> None:
     """A kernel that stands still, and clients without end: the agent turns some away, lets others
     wait, and can still be talked to."""
@@ -197,7 +189,7 @@ def test_no_descriptor_is_left_in_the_sandbox(start_kernel: KernelStarter) -> No
         sock.connect(path_of(live, ("shell", "control")[number % 2]))
         sock.setblocking(False)
     wait_until(lambda: any(_turned_away(sock) for sock in crowd), "somebody is turned away")
-    assert_does_not_spin(agent)
+    comes_to_rest(agent)
     live.cut()
     assert submit(live.kernel.tunnel.control.call("status")).result(60)["running"]
     for sock in crowd:
@@ -215,8 +207,7 @@ def test_a_stopped_kernel_does_not_stop_its_agent(live: Live) -> None:
     for sock in crowd:
         sock.connect(path_of(live))
     assert submit(live.kernel.tunnel.control.call("status")).result(60)["running"]
-    time.sleep(2)
-    assert_does_not_spin(agent)
+    comes_to_rest(agent)
     for sock in crowd:
         sock.close()
     os.kill(kernel, signal.SIGCONT)
@@ -232,11 +223,11 @@ def _turned_away(sock: socket.socket) -> bool:
 
 STARVED = """
     import logging, os, resource, socket, sys, time
-    from tests.faults.conftest import loop_cpu_seconds
-    from tests.faults.test_adversity import clients, path_of
+    from tests.faults.conftest import assert_idle
+    from tests.faults.jail import clients, path_of
     from tests.faults.traffic import Traffic
     from tests.kernels.conftest import KernelStarter
-    from tests.kernels.live import wait_until
+    from tests.helpers.waiting import wait_until
 
     warnings = []
     handler = logging.Handler()
@@ -251,13 +242,12 @@ STARVED = """
     holes = []
     while (fd := os.dup(lowest)) < max(map(int, os.listdir("/proc/self/fd"))) - 1:
         holes.append(fd)
-    cpu, process = loop_cpu_seconds(), time.process_time()
     resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, limits[1]))
     for sock in crowd:
         sock.connect(path_of(live))
     live.cut()
-    time.sleep(4)
-    assert time.process_time() - process < 1.0, "it spins"
+    time.sleep(4)  # many attempts, of which few are worth a warning
+    assert_idle()
     assert 1 <= len(warnings) < 30, warnings
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     wait_until(lambda: live.kernel.tunnel.connected, "there is a link again")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
 import pytest
 
 from sandbox_kernel.errors import InternalError
-from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.spec import SandboxSpec
-from tests.conformance.conftest import finish
+from sandbox_kernel.wire.peer import Peer
+from tests.helpers.coroutines import finish
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.usefixtures("folder")
+
+
+def failed(kernel: SandboxedKernel) -> BaseException | None:
+    return kernel.tunnel.failure
 
 
 def test_the_agent_is_not_blamed(
@@ -33,17 +37,14 @@ def test_the_agent_is_not_blamed(
         try:
             kernel.tunnel.control._on_event = mistaken
             await kernel.launch(["/bin/true"], env={}, cwd="/", connection={})
-            while "was not handled" not in caplog.text:
-                await asyncio.sleep(0.02)
+            await until(lambda: "was not handled" in caplog.text)
             assert kernel.handle.name in caplog.text
             assert (await kernel.tunnel.control.call("info"))["version"] == 1
-            assert kernel.tunnel.failure is None
+            assert not failed(kernel)
 
             monkeypatch.setattr(Peer, "attach", mistaken)
             kernel.tunnel.cut()
-            while kernel.tunnel.failure is None:
-                await asyncio.sleep(0.02)
-            failure = kernel.tunnel.failure
+            failure = await until(lambda: failed(kernel))
             assert isinstance(failure, InternalError)
             assert "mistake in sandbox-kernel" in str(failure)
             assert "agent" not in str(failure)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from sandbox_kernel.tunnel.background import submit
+from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import KernelStarter
-from tests.kernels.live import Live, wait_until
+from tests.kernels.live import Live
 
 from .jail import agent_of, open_files, processes_of
 from .shaped import Faults, Shape, install

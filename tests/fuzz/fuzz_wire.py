@@ -7,11 +7,12 @@
 The first byte of an input chooses the side (host or guest), the codec, how the rest is cut into
 pieces, and whether its checksums are put right (or hardly anything would get past them); the rest
 is what the other side of the link sends. A parser may raise WireError and nothing
-else, must keep its memory bounded, and must give the same frames however the bytes are cut.
+else, must keep its memory bounded, and must give the same events however the bytes are cut.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import zlib
@@ -24,11 +25,11 @@ except ImportError:
     sys.exit(__doc__)
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-with atheris.instrument_imports(include=["sandbox_kernel.guest"]):
-    from sandbox_kernel.guest.control import LineReader
-    from sandbox_kernel.guest.wire import VERSION, WireError
-    from sandbox_kernel.guest.wire.codec import BASE64, PREAMBLE, RAW, PreambleFilter, make_codec
-    from sandbox_kernel.guest.wire.frames import (
+with atheris.instrument_imports(include=["sandbox_kernel.wire"]):
+    from sandbox_kernel.wire import VERSION, WireError
+    from sandbox_kernel.wire.codec import BASE64, PREAMBLE, RAW, make_codec
+    from sandbox_kernel.wire.connection import AgentConnection, HostConnection
+    from sandbox_kernel.wire.frames import (
         CHECKED,
         CREDIT,
         DATA,
@@ -39,66 +40,54 @@ with atheris.instrument_imports(include=["sandbox_kernel.guest"]):
         PING,
         RESET,
         Frame,
-        FrameDecoder,
         encode,
     )
-    from sandbox_kernel.guest.wire.handshake import (
+    from sandbox_kernel.wire.handshake import (
         Hello,
         Welcome,
-        decode_answer,
-        decode_hello,
         encode_hello,
         encode_refuse,
         encode_welcome,
     )
-    from sandbox_kernel.guest.wire.mux import Data, Mux
-    from sandbox_kernel.guest.wire.session import MAX_UNACKED_FRAMES, REPLAY_LIMIT, Session
+    from sandbox_kernel.wire.lines import LineReader
+    from sandbox_kernel.wire.mux import Data, Mux
+    from sandbox_kernel.wire.session import MAX_UNACKED_FRAMES, REPLAY_LIMIT, Session
 
+HI = Hello(VERSION, "0123456789abcdef", "secret", 0, False, True)
 HOST, TEXT, REPAIR = 1, 2, 32
 _CUTS = (1, 3, 31, 32, 33, 1000, 65536, 10**9)
 
 
 class Side:
-    """One side of a link, without the sockets: what Peer and Connection (or _Greeter) do."""
+    """One side of a link, driven as ``Peer`` drives it."""
 
     def __init__(self, host: bool, codec: str) -> None:
-        self.frames: list[Frame] = []
-        self._host = host
-        self._preamble = PreambleFilter()
-        self._codec = make_codec(codec)
-        self._decoder = FrameDecoder()
+        self.events: list[tuple[object, ...]] = []
         self._session = Session()
-        self._mux = Mux(self._session, host=host)
+        self._mux = mux = Mux(self._session, host=host)
         self._control = LineReader()
-        self._shaken = False
+        self._connection = HostConnection(mux, HI, codec) if host else AgentConnection(codec)
         if host:
-            self._mux.open("control", 0)
+            mux.open("control", 0)
 
     def feed(self, data: bytes) -> None:
-        if self._host:
-            data = self._preamble.feed(data)
-        plain = self._codec.decode(data)
-        for frame in self._decoder.feed(plain) if plain else []:
-            self.frames.append(Frame(*frame[:4], bytes(frame.payload)))
-            if not self._shaken:
-                self._shake(frame)
-            elif self._session.receive(frame, 0.0):
-                self._handle(frame)
-            self._session.take()
+        connection = self._connection
+        connection.receive_data(data)
+        while True:
+            for event in connection.events(0.0):
+                self._handle(event)
+            connection.data_to_send(2**20)
             self._check_bounds()
+            if connection.mux is None or not connection.more:
+                return
 
-    def _shake(self, frame: Frame) -> None:
-        if self._host:
-            answer = decode_answer(frame)
-            if isinstance(answer, Welcome):
-                self._session.attach(answer.received, 0.0)
-        else:
-            self._session.attach(decode_hello(frame).received, 0.0)
-        self._shaken = True
-
-    def _handle(self, frame: Frame) -> None:
-        event = self._mux.receive(frame)
-        if isinstance(event, Data):
+    def _handle(self, event: Any) -> None:
+        fields = [getattr(field, "id", field) for field in event]
+        self.events.append((type(event).__name__, *fields))
+        if isinstance(event, Hello):
+            assert isinstance(self._connection, AgentConnection)
+            self._connection.accept(self._mux, event, 0.0)
+        elif isinstance(event, Data):
             try:
                 for line in self._control.feed(event.payload):
                     json.loads(line)
@@ -110,18 +99,16 @@ class Side:
     def _check_bounds(self) -> None:
         assert len(self._session._replay) <= MAX_UNACKED_FRAMES + 2
         assert self._session.unacked_bytes <= REPLAY_LIMIT + MAX_PAYLOAD
-        assert self._decoder._have <= HEADER_SIZE + MAX_PAYLOAD + 10**6
+        assert self._connection._decoder._have <= HEADER_SIZE + MAX_PAYLOAD + 10**6
 
 
-def outcome(flags: int, data: bytes, size: int) -> tuple[list[Frame], str]:
-    """The frames that were understood before the link broke (or did not), in pieces of a size."""
+def outcome(flags: int, data: bytes, size: int) -> list[tuple[object, ...]]:
+    """The events before the link broke (or did not), in pieces of a size."""
     side = Side(bool(flags & HOST), BASE64 if flags & TEXT else RAW)
-    try:
+    with contextlib.suppress(WireError):
         for at in range(0, len(data), size):
             side.feed(data[at : at + size])
-    except WireError:
-        return side.frames, "broken"
-    return side.frames, ""
+    return side.events
 
 
 def repaired(data: bytes) -> bytes:
@@ -147,15 +134,14 @@ def one_input(data: bytes) -> None:
     pieces = outcome(flags, rest, _CUTS[flags >> 2 & 7])
     whole = outcome(flags, rest, len(rest) or 1)
     # A piece that breaks the link takes the good frames in front of it along.
-    shorter = min(len(pieces[0]), len(whole[0]))
-    assert pieces[0][:shorter] == whole[0][:shorter]
+    shorter = min(len(pieces), len(whole))
+    assert pieces[:shorter] == whole[:shorter]
 
 
 def seeds() -> dict[str, bytes]:
     """Good conversations in both directions, for the fuzzer to spoil."""
-    session = "0123456789abcdef"
-    hello = encode_hello(Hello(VERSION, session, "secret", 0, False, True))
-    welcome = encode_welcome(Welcome(VERSION, session, 0))
+    hello = encode_hello(HI)
+    welcome = encode_welcome(Welcome(VERSION, HI.session, 0))
 
     def frames(*bodies: tuple[int, int, bytes]) -> bytes:
         numbered = enumerate(bodies, 1)

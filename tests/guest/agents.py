@@ -11,23 +11,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.guest.fdlink import FdLink
-from sandbox_kernel.guest.peer import Peer
-from sandbox_kernel.guest.wire import VERSION
-from sandbox_kernel.guest.wire.codec import RAW, PreambleFilter, make_codec
-from sandbox_kernel.guest.wire.frames import Frame, FrameDecoder
-from sandbox_kernel.guest.wire.handshake import (
-    Hello,
-    Refuse,
-    Welcome,
-    decode_answer,
-    encode_hello,
-)
-from sandbox_kernel.guest.wire.mux import CONTROL, INTERACTIVE
-from tests.guest.loops import Driver
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire.codec import RAW
+from sandbox_kernel.wire.connection import HostConnection
+from sandbox_kernel.wire.fdlink import FdLink
+from sandbox_kernel.wire.handshake import Hello, Refuse, Welcome
+from sandbox_kernel.wire.mux import CONTROL, INTERACTIVE
+from sandbox_kernel.wire.peer import Peer
+from tests.wire.loops import Driver
 
 LIMIT = 60.0
 FROM_PACKAGE = [
@@ -90,7 +85,9 @@ class AgentProcess:
         command = [*self.program, "connect", self.folder, codec]
         if kind == "socket":
             ours, theirs = socket.socketpair()
-            self.connectors.append(subprocess.Popen(command, stdin=theirs, stdout=theirs))
+            self.connectors.append(
+                subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+            )
             theirs.close()
             fd = ours.detach()
             return fd, os.dup(fd)
@@ -132,36 +129,28 @@ class Host:
     def connect(self, kind: str = "socket", codec: str = RAW, **changes: Any) -> Welcome | Refuse:
         """Make a link. If the agent refuses, it must also close the link."""
         link = FdLink(self.driver.loop, *self.agent.connect(kind, codec))
-        preamble, decoder = PreambleFilter(), FrameDecoder()
-        incoming, outgoing = make_codec(codec), make_codec(codec)
-        frames: list[Frame] = []
+        connection = HostConnection(self.peer.mux, self.hello._replace(**changes), codec)
+        answers: list[Any] = []
         lost: list[str] = []
 
         def received(data: bytes) -> None:
-            plain = incoming.decode(preamble.feed(data))
-            frames.extend(decoder.feed(plain) if plain else [])
+            connection.receive_data(data)
+            if not answers:
+                answers.extend(islice(connection.events(self.driver.loop.time()), 1))
 
         link.on_data = received
         link.on_lost = lost.append
         link.start()
-        hello = self.hello._replace(received=self.peer.session.received, **changes)
-        link.write(outgoing.encode([encode_hello(hello)]))
-        self.driver.until(lambda: frames or lost, "no answer to HELLO")
-        assert frames, f"link lost: {lost} {preamble.skipped()!r}"
-        answer = decode_answer(frames.pop(0))
+        link.write(connection.data_to_send(link.room))
+        self.driver.until(lambda: answers or lost, "no answer to HELLO")
+        assert answers, f"link lost: {lost} {connection.banner!r}"
+        (answer,) = answers
         if isinstance(answer, Refuse):
             self.driver.until(lambda: lost, "a refused link stays open")
             return answer
+        assert isinstance(answer, Welcome)
         self.hello = self.hello._replace(resume=True)
-        self.peer.attach(
-            link,
-            peer_received=answer.received,
-            decoder=decoder,
-            incoming=incoming,
-            outgoing=outgoing,
-            checked=False,
-            early=frames,
-        )
+        self.peer.attach(link, connection)
         return answer
 
     def call(self, name: str, **args: Any) -> Any:
@@ -192,7 +181,8 @@ class Host:
             "transport": transport,
             **changes,
         }
-        return self.call("launch", **request)
+        answer: dict[str, Any] = self.call("launch", **request)
+        return answer
 
     def open(self, target: str) -> Channel:
         return Channel(self, target, INTERACTIVE)

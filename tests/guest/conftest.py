@@ -1,30 +1,18 @@
+"""An agent as a process, and hosts that talk to it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
 
-from sandbox_kernel.guest.wire import VERSION
-from sandbox_kernel.guest.wire.handshake import Welcome
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire.handshake import Welcome
 from tests.guest.agents import AgentProcess, Host, NewHost
-from tests.guest.loops import LOOPS, Driver, Pair
+from tests.wire.conftest import driver
+from tests.wire.loops import Driver
 
-
-@pytest.fixture(params=LOOPS)
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """Each of the two loops."""
-    driver = Driver(request.param)
-    yield driver
-    driver.close()
-
-
-@pytest.fixture(params=["raw", "base64"])
-def pair(request: pytest.FixtureRequest, driver: Driver) -> Iterator[Pair]:
-    """Two peers with a link between them, on each loop and with each codec."""
-    pair = Pair(driver, request.param)
-    yield pair
-    pair.close()
-    driver.settle(2)
+__all__ = ["driver"]
 
 
 @pytest.fixture

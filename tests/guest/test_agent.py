@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.guest.agent import Agent
-from sandbox_kernel.guest.wire import VERSION
-from sandbox_kernel.guest.wire.codec import CODECS, PREAMBLE
-from sandbox_kernel.guest.wire.frames import ACK, Frame, encode
-from sandbox_kernel.guest.wire.handshake import REFUSALS, Refuse, Welcome
-from sandbox_kernel.tunnel.program import guest_program
+from sandbox_kernel.guest_program import zipapp
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire.codec import CODECS, PREAMBLE
+from sandbox_kernel.wire.frames import ACK, Frame, encode
+from sandbox_kernel.wire.handshake import REFUSALS, Refuse, Welcome
 from tests.guest.agents import (
     FROM_PACKAGE,
     LIMIT,
@@ -30,7 +30,7 @@ from tests.guest.agents import (
     NewHost,
     read_to_end,
 )
-from tests.guest.loops import Driver
+from tests.wire.loops import Driver
 
 MIB = 2**20
 
@@ -149,7 +149,7 @@ def test_those_who_never_say_hello_do_not_keep_others_out(host: Host) -> None:
 
 def test_who_never_says_hello_is_sent_away_after_a_while() -> None:
     """With a shorter while than in earnest."""
-    patched = "import sandbox_kernel.guest.agent as agent; agent._HELLO_TIMEOUT = 0.2; "
+    patched = "import sandbox_kernel.guest.agent_socket as s; s.HELLO_TIMEOUT = 0.2; "
     agent = AgentProcess([sys.executable, "-c", patched + FROM_PACKAGE[2]])
     read, write = agent.connect("pipes")
     assert read_to_end(read) == PREAMBLE
@@ -218,7 +218,7 @@ def test_a_target_that_is_not_there(host: Host) -> None:
     for target in ("kernel:nonsense", "nonsense", ""):
         channel = host.open(target)
         channel.wait_ended()
-        assert channel.reset == f"there is no {target!r} here"
+        assert channel.reset == f"there is no target {target!r} here"
 
 
 # --- the kernel
@@ -316,7 +316,7 @@ def _lives(pid: int) -> bool:
     [
         (["/does/not/exist"], {}, "missing", "/does/not/exist"),
         (["sleep", "1"], {"cwd": "/does/not/exist"}, "missing", "/does/not/exist"),
-        (["sl\0eep"], {}, "launch", "null byte"),
+        (["sl\0eep"], {}, "launch", "null (byte|character)"),
     ],
 )
 def test_a_kernel_that_cannot_be_started(
@@ -333,7 +333,7 @@ def test_a_kernel_that_cannot_be_started(
 def test_there_is_one_kernel_at_a_time(host: Host) -> None:
     """A second launch is refused, not queued."""
     host.launch()
-    with pytest.raises(CallFailed, match="a kernel runs already"):
+    with pytest.raises(CallFailed, match="a kernel is already running"):
         host.launch()
 
 
@@ -411,10 +411,10 @@ def test_a_command_that_is_not_known() -> None:
 
 def test_the_program_is_small_and_reproducible() -> None:
     """It travels through the exec stream: the same sources give the same bytes."""
-    program = guest_program()
+    program = zipapp()
     assert len(program) < 100_000
-    guest_program.cache_clear()
-    assert guest_program() == program
+    zipapp.cache_clear()
+    assert zipapp() == program
 
 
 def _interpreters() -> list[str]:
@@ -436,7 +436,7 @@ def test_the_packed_program_runs_on_a_bare_interpreter(
 ) -> None:
     """Without this package, without its dependencies, on any Python from 3.9."""
     program = tmp_path / "guest.pyz"
-    program.write_bytes(guest_program())
+    program.write_bytes(zipapp())
     with zipfile.ZipFile(program) as archive:
         assert archive.testzip() is None
     agent = AgentProcess([python, "-I", "-S", str(program)])
@@ -466,3 +466,16 @@ def test_a_kernel_that_dies_before_its_pid_is_known(tmp_path: Path) -> None:
     agent._reap()
     launching[0](child)
     assert agent.kernel.exit_code == 3
+
+
+def test_a_warm_interpreter_has_no_descriptor_of_the_link(host: Host, tmp_path: Path) -> None:
+    """It becomes the next kernel, whose code must not reach the host's link."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nls -l /proc/self/fd > {tmp_path}/$$.new\n")
+    with python.open("a") as script:
+        script.write(f"mv {tmp_path}/$$.new {tmp_path}/$$.fds\nexec sleep 60\n")
+    python.chmod(0o755)
+    host.launch(str(python), "-m", "ipykernel_launcher", "{connection_file}")
+    host.driver.until(lambda: len(list(tmp_path.glob("*.fds"))) == 2, "no warm interpreter")
+    sockets = sorted(path.read_text().count("socket:") for path in tmp_path.glob("*.fds"))
+    assert sockets == [0, 1]  # the kernel has none, the warm one that of its requests

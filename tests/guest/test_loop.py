@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from sandbox_kernel.guest.loop import Loop
-from tests.guest.loops import Driver
+from tests.wire.loops import Driver
 
 
 def test_readers_are_called_while_there_is_something_to_read(driver: Driver) -> None:

@@ -14,9 +14,9 @@ import zmq
 
 from sandbox_kernel.errors import ProtocolError
 from sandbox_kernel.guest.loop import Loop
-from sandbox_kernel.guest.peer import Peer
 from sandbox_kernel.guest.recorder import Recorder
 from sandbox_kernel.recordings import Recording, parse_recording
+from sandbox_kernel.wire.peer import Peer
 
 PATIENCE = 30.0
 
@@ -145,7 +145,7 @@ def test_a_kernel_that_encrypts(tmp_path: Path) -> None:
     assert publisher._until(lambda: publisher.recorder.status()["problem"])
     assert (
         publisher.recorded().problem
-        == "the kernel does not speak plainly; is its output encrypted?"
+        == "the kernel's output socket does not speak plain ZMTP 3; is it encrypted?"
     )
     publisher.close()
 

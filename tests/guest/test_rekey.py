@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.guest.connector import EXIT_NO_AGENT, SOCKET
-from sandbox_kernel.guest.kernel import CHANNELS
+from sandbox_kernel.guest.kernel_process import CHANNELS
 from sandbox_kernel.guest.rekey import EXIT_REFUSED, MAX_REQUEST
-from sandbox_kernel.guest.wire.handshake import REFUSALS, Refuse, Welcome
+from sandbox_kernel.wire.handshake import REFUSALS, Refuse, Welcome
 from tests.guest.agents import FROM_PACKAGE, LIMIT, AgentProcess, Host, NewHost
 
 NEW_TOKEN = "0123456789abcdef" * 4
@@ -74,10 +74,10 @@ def test_the_kernel_goes_on_and_its_old_clients_are_gone(host: Host, new_host: N
     copy = new_host("two")
     copy.connect(token=NEW_TOKEN)
     assert copy.call("status")["pid"] == pid
-    channel = copy.open("kernel:shell")
-    channel.expect(b"shell\n")
-    channel.send(b"still here")
-    channel.expect(b"still here")
+    shell = copy.open("kernel:shell")
+    shell.expect(b"shell\n")
+    shell.send(b"still here")
+    shell.expect(b"still here")
 
 
 def kernel_connections(pid: int) -> int:
@@ -139,7 +139,7 @@ def test_a_malformed_request_is_not_passed_on(host: Host, changes: dict[str, Any
     """``rekey`` says so itself, and the agent is unharmed."""
     ran = rekey(host.agent, **changes)
     assert ran.returncode == 2
-    assert "no request" in ran.stderr
+    assert "no re-key request" in ran.stderr
     assert host.call("info")["name"] == ""
 
 

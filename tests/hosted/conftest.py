@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from .fixtures import cli, client, emulator, pytest_pyfunc_call, service
+from .fixtures import cli, client, emulator, run_coroutine, service
 from .services import ISLO, SUPERSERVE, Hosted
 
-__all__ = ["cli", "client", "emulator", "pytest_pyfunc_call", "service"]
+__all__ = ["cli", "client", "emulator", "run_coroutine", "service"]
 
 
 @pytest.fixture(scope="package", params=[SUPERSERVE, ISLO], ids=lambda hosted: hosted.name)

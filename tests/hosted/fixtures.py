@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.coroutines import finish, run_coroutine
+
 from ..cli.running import Cli
-from ..conformance.conftest import finish, pytest_pyfunc_call
 from ..emulators.running import Running, started
 from .services import Hosted
 
 # Tests that are coroutines run on the background loop.
-__all__ = ["cli", "client", "emulator", "pytest_pyfunc_call", "service"]
+__all__ = ["cli", "client", "emulator", "run_coroutine", "service"]
 
 
 @pytest.fixture(scope="package")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sandbox_kernel.sandboxes.base import SandboxClient
 from sandbox_kernel.spec import SandboxSpec
+from tests.helpers.coroutines import finish
 
 from ..cli.running import Cli
-from ..conformance.conftest import finish
 from ..emulators.running import Running
 from .services import Hosted
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.own_folders import own_folders
 
 from .inputs import make_rootfs
 
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The data folder. Its path is short, because there are sockets next to it."""
-    with tempfile.TemporaryDirectory(prefix="sk-") as name:
-        monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", f"{name}/data")
-        monkeypatch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", f"{name}/run")
-        monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-        yield Path(name) / "data"
+    """The data folder."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    with own_folders() as folder:
+        yield folder / "data"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from sandbox_kernel.cli import main
 from sandbox_kernel.errors import SandboxError, SpecError
-from sandbox_kernel.images import store
+from sandbox_kernel.images import image_store
 from sandbox_kernel.images.build import build_image
 from sandbox_kernel.images.oci import Layout
 
@@ -30,14 +30,14 @@ PROGRAM = [sys.executable, "-m", "sandbox_kernel"]
 def files_of(path: Path) -> dict[str, tarfile.TarInfo]:
     """All entries of an image's layers, upper ones last."""
     found = {}
-    for layer in store.load(path).layers:
+    for layer in image_store.load(path).layers:
         with tarfile.open(Layout(path).blob(layer["digest"])) as archive:
             found.update({one.name: one for one in archive})
     return found
 
 
 def content_of(path: Path, name: str) -> bytes:
-    for layer in reversed(store.load(path).layers):
+    for layer in reversed(image_store.load(path).layers):
         with tarfile.open(Layout(path).blob(layer["digest"])) as archive:
             if name in archive.getnames():
                 file = archive.extractfile(name)
@@ -73,7 +73,7 @@ def test_what_an_image_says(rootfs: Path) -> None:
     """Its configuration, its owners and its times are those of an image for kernels."""
     (rootfs / "usr/bin/python3.11").chmod(0o4755)
     path = build_image("py", str(rootfs)).path
-    image = store.load(path)
+    image = image_store.load(path)
     assert image.config["architecture"] == "amd64"
     assert image.config["config"]["WorkingDir"] == "/workspace"
     assert image.config["config"]["Cmd"] == ["python3"]
@@ -126,7 +126,7 @@ def test_requirements_for_another_python(wheels: Path, tmp_path: Path) -> None:
     wheel = content_of(built.path, f"{place}/native-1.0.dist-info/WHEEL")
     assert b"aarch64" in wheel
     assert f"{place}/old_only/__init__.py" in files_of(built.path)
-    assert store.load(built.path).config["architecture"] == "arm64"
+    assert image_store.load(built.path).config["architecture"] == "arm64"
 
 
 def test_no_wheels(wheels: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_no_wheels(wheels: Path, tmp_path: Path) -> None:
     root = make_rootfs(tmp_path / "r")
     with pytest.raises(SandboxError, match=r"no wheels of native .* for Python 3\.11 on x86_64"):
         build_image("py", str(root), requirements=tmp_path / "with.txt")
-    assert list(store.images_dir().iterdir()) == []
+    assert list(image_store.images_dir().iterdir()) == []
 
 
 def test_requirements_that_only_pip_understands(wheels: Path, tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_layers_of_an_oci_base_are_kept(
     source = "base"
     if kind == "folder":
         source = str(tmp_path / "layout")
-        store.export_folder("base", Path(source))
+        image_store.export_folder("base", Path(source))
     elif kind == "archive":
         source = str(tmp_path / "base.tar.gz")
         with gzip.open(source, "wb") as file:
-            store.export_archive("base", file)  # type: ignore[arg-type]
+            image_store.export_archive("base", file)  # type: ignore[arg-type]
     built = build_image("top", source, requirements=tmp_path / "with.txt")
-    layers = store.load(built.path).layers
-    assert layers[:-1] == store.load(base.path).layers
+    layers = image_store.load(built.path).layers
+    assert layers[:-1] == image_store.load(base.path).layers
     assert f"{built.interpreter.packages[1:]}/extra/__init__.py" in files_of(built.path)
 
 
@@ -182,13 +182,13 @@ def test_a_hostile_archive_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(make_tar(entry("usr/../../etc/passwd")))
     with pytest.raises(SpecError, match="is refused"):
         build_image("py", str(tmp_path / "bad.tar"))
-    assert list(store.images_dir().iterdir()) == []
+    assert list(image_store.images_dir().iterdir()) == []
 
 
 def test_a_damaged_layer_is_refused(rootfs: Path) -> None:
     """A layer that is not what its digest says is not built upon."""
     path = build_image("base", str(rootfs)).path
-    layer = Layout(path).blob(store.load(path).layers[0]["digest"])
+    layer = Layout(path).blob(image_store.load(path).layers[0]["digest"])
     layer.write_bytes(gzip.compress(make_tar(entry("evil"))))
     with pytest.raises(SpecError, match="does not have that digest"):
         build_image("top", "base")
@@ -206,12 +206,12 @@ def test_a_layout_that_points_elsewhere(tmp_path: Path) -> None:
 def test_names_and_paths_and_references(rootfs: Path, tmp_path: Path) -> None:
     """A spec's image is a built one, a layout on disk, or a registry's."""
     built = build_image("py", str(rootfs))
-    assert store.resolve("py") == built.path
-    assert store.resolve(str(built.path)) == built.path
-    assert store.resolve("python:3.12-slim") is None
-    assert store.resolve("registry.example/py") is None
-    assert store.resolve(str(rootfs)) is None
-    assert store.layout_digest(built.path) == built.digest
+    assert image_store.resolve("py") == built.path
+    assert image_store.resolve(str(built.path)) == built.path
+    assert image_store.resolve("python:3.12-slim") is None
+    assert image_store.resolve("registry.example/py") is None
+    assert image_store.resolve(str(rootfs)) is None
+    assert image_store.layout_digest(built.path) == built.digest
 
 
 def test_an_image_built_anew_replaces_the_old_one(rootfs: Path) -> None:
@@ -219,14 +219,14 @@ def test_an_image_built_anew_replaces_the_old_one(rootfs: Path) -> None:
     build_image("py", str(rootfs))
     (rootfs / "more").write_text("more")
     path = build_image("py", str(rootfs)).path
-    image = store.load(path)
+    image = image_store.load(path)
     blobs = {
         image.digest,
         image.manifest["config"]["digest"],
         *(la["digest"] for la in image.layers),
     }
     assert {f"sha256:{blob.name}" for blob in (path / "blobs/sha256").iterdir()} == blobs
-    assert [found.name for found in store.list_images()] == ["py"]
+    assert [found.name for found in image_store.list_images()] == ["py"]
 
 
 def test_the_command(rootfs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +241,7 @@ def test_the_command(rootfs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["digest"] == digest
     assert main(["image", "export", "py", str(tmp_path / "py.tar")]) == 0
     assert main(["image", "export", "py", f"{tmp_path}/layout/"]) == 0
-    assert store.layout_digest(tmp_path / "layout") == digest
+    assert image_store.layout_digest(tmp_path / "layout") == digest
     assert main(["image", "rm", "py", "other"]) == 0
     assert capsys.readouterr().out == "py\n"
     assert main(["image", "list", "--quiet"]) == 0
@@ -254,15 +254,15 @@ def test_exports_are_for_docker_as_well(rootfs: Path) -> None:
     """An exported archive is an OCI layout, and what older tools know as an image, too."""
     path = build_image("py", str(rootfs)).path
     packed, again = io.BytesIO(), io.BytesIO()
-    store.export_archive("py", packed)
-    store.export_archive("py", again)
+    image_store.export_archive("py", packed)
+    image_store.export_archive("py", again)
     assert packed.getvalue() == again.getvalue()
     packed.seek(0)
     with tarfile.open(fileobj=packed) as archive:
         manifest = json.load(archive.extractfile("manifest.json") or packed)
         names = archive.getnames()
     assert {"oci-layout", "index.json", manifest[0]["Config"], *manifest[0]["Layers"]} <= set(names)
-    assert len(manifest[0]["Layers"]) == len(store.load(path).layers)
+    assert len(manifest[0]["Layers"]) == len(image_store.load(path).layers)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -284,14 +284,14 @@ def test_an_interrupted_build_leaves_nothing(signum: int, tmp_path: Path, data: 
             connection.settimeout(60)
             while connection.recv(65536):
                 pass  # until pip is gone
-    assert list(store.images_dir().iterdir()) == list((data / "packages").iterdir()) == []
+    assert list(image_store.images_dir().iterdir()) == list((data / "packages").iterdir()) == []
 
 
 def test_what_a_killed_build_has_left_is_cleared_up(rootfs: Path) -> None:
     """The next build removes what belongs to nobody any more."""
-    left = store.images_dir() / ".building-left"
+    left = image_store.images_dir() / ".building-left"
     (left / "layout").mkdir(parents=True)
-    with store.building() as mine:
+    with image_store.building() as mine:
         build_image("py", str(rootfs))
         assert mine.is_dir()
-    assert sorted(path.name for path in store.images_dir().iterdir()) == ["py"]
+    assert sorted(path.name for path in image_store.images_dir().iterdir()) == ["py"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.images import debian, store
+from sandbox_kernel.images import debian, image_store
 from sandbox_kernel.images.build import build_image
 from sandbox_kernel.images.oci import Layout
 
@@ -28,7 +28,7 @@ def test_a_debian_image_runs_ipykernel(tmp_path: Path) -> None:
         pytest.skip(str(error))
     built = build_image("py")
     root = tmp_path / "root"
-    for layer in store.load(built.path).layers:
+    for layer in image_store.load(built.path).layers:
         with tarfile.open(Layout(built.path).blob(layer["digest"])) as archive:
             archive.extractall(root, filter="fully_trusted")
     assert os.listdir(root / "workspace") == []

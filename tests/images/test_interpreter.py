@@ -17,8 +17,8 @@ from .inputs import AARCH64, elf, entry, make_rootfs
 
 def contents(root: Path) -> Contents:
     found = Contents()
-    for _ in found.watch(folder_entries(root)):
-        pass
+    for item, content in folder_entries(root):
+        found.add(item, content)
     return found
 
 

@@ -22,9 +22,10 @@ from jupyter_client import BlockingKernelClient
 
 from sandbox_kernel.errors import KernelLaunchFailed, SandboxError
 from sandbox_kernel.guest.warm import PACKAGES_VARIABLE
-from sandbox_kernel.images import packages, wheels
+from sandbox_kernel.images import wheels
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.sandboxes import missing_packages
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel.background import submit
 from tests.kernels.live import run_cell
@@ -62,7 +63,7 @@ def places(shared: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Where packages may go in a sandbox: not to where they would on a real one, which is this
     machine's own here. And no index can be reached: what there is must do."""
     found = (str(shared / "opt"), "~/.sandbox-kernel")
-    monkeypatch.setattr(packages, "FOLDERS", found)
+    monkeypatch.setattr(missing_packages, "FOLDERS", found)
     monkeypatch.setattr(wheels, "data_dir", lambda: shared)
     for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9/simple")
@@ -74,8 +75,10 @@ def places(shared: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A new sandbox, and a cache on the host in which ipykernel is one small file."""
-    monkeypatch.setattr(packages, "FOLDERS", (str(tmp_path / "opt"), "~/.sandbox-kernel"))
-    monkeypatch.setattr(packages, "packages_for", lambda target, **_: tmp_path / "ipykernel")
+    monkeypatch.setattr(missing_packages, "FOLDERS", (str(tmp_path / "opt"), "~/.sandbox-kernel"))
+    monkeypatch.setattr(
+        missing_packages, "packages_for", lambda target, **_: tmp_path / "ipykernel"
+    )
     info = tmp_path / "ipykernel" / "ipykernel-9.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Name: ipykernel\nVersion: 9.0\nRequires-Dist: tornado>=6.2\n")
@@ -98,7 +101,7 @@ class Started:
     @property
     def packages(self) -> str:
         """Where the packages are in the sandbox."""
-        return run(packages.provide(self.handle, LOG))[PACKAGES_VARIABLE]
+        return run(missing_packages.provide(self.handle, LOG))[PACKAGES_VARIABLE]
 
     def launch(self, *, warm: bool, env: dict[str, str] | None = None) -> None:
         async def launch() -> None:
@@ -133,10 +136,9 @@ def started(venv: Path, data: Path) -> Iterator[Started]:
     spec = SandboxSpec(name="one", start_timeout=300, env={"PYTHONPATH": str(folder / "users")})
     kernel = run(SandboxedKernel.create(client, spec, LOG, warm_argv=ARGV))
     user = BlockingKernelClient(transport="ipc", ip=str(folder / "c"))
-    user.load_connection_info(
-        {**{f"{c}_port": n for n, c in enumerate(CHANNELS, 1)}, **CONNECTION, "transport": "ipc"}
-        | {"ip": str(folder / "c")}
-    )
+    ports = {f"{c}_port": n for n, c in enumerate(CHANNELS, 1)}
+    connection: Any = {**ports, **CONNECTION, "transport": "ipc", "ip": str(folder / "c")}
+    user.load_connection_info(connection)
     yield Started(kernel, user, folder)
     user.stop_channels()
     run(kernel.remove())
@@ -178,25 +180,21 @@ def test_a_sandbox_that_was_stopped_has_its_packages(started: Started) -> None:
     assert len(started.handle.uploads) == before
 
 
-def test_packages_are_pushed_once(venv: Path, tiny: str) -> None:
+async def test_packages_are_pushed_once(venv: Path, tiny: str) -> None:
     """A second start finds them; but a push that was cut off is done again."""
-
-    async def check() -> None:
-        client = VenvClient(str(venv / "bin" / "python3"))
-        handle = await client.create(SandboxSpec(name="two"))
-        try:
-            first = await packages.provide(handle, LOG)
-            assert await packages.provide(handle, LOG) == first
-            target = first[PACKAGES_VARIABLE]
-            assert target.startswith(f"{tiny}/packages-")
-            assert handle.uploads == [target]
-            os.unlink(f"{target}/.complete")
-            assert await packages.provide(handle, LOG) == first
-            assert handle.uploads == [target, target]
-        finally:
-            await client.remove("two")
-
-    asyncio.run(check())
+    client = VenvClient(str(venv / "bin" / "python3"))
+    handle = await client.create(SandboxSpec(name="two"))
+    try:
+        first = await missing_packages.provide(handle, LOG)
+        assert await missing_packages.provide(handle, LOG) == first
+        target = first[PACKAGES_VARIABLE]
+        assert target.startswith(f"{tiny}/packages-")
+        assert handle.uploads == [target]
+        os.unlink(f"{target}/.complete")
+        assert await missing_packages.provide(handle, LOG) == first
+        assert handle.uploads == [target, target]
+    finally:
+        await client.remove("two")
 
 
 def provide(python: str | Path, **env: str) -> dict[str, str]:
@@ -206,7 +204,7 @@ def provide(python: str | Path, **env: str) -> dict[str, str]:
         client = VenvClient(str(python))
         handle = await client.create(SandboxSpec(name="two", env=env))
         try:
-            return await packages.provide(handle, LOG)
+            return await missing_packages.provide(handle, LOG)
         finally:
             await client.remove("two")
 

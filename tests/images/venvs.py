@@ -19,13 +19,14 @@ from typing import ClassVar
 from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import (
-    Capabilities,
     Diagnosis,
     ExecStream,
     SandboxClient,
     SandboxHandle,
     SandboxInfo,
 )
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import SandboxSpec
 
 
@@ -83,42 +84,28 @@ class VenvHandle(SandboxHandle):
         self.uploads: list[str] = []
         self._spawned: list[subprocess.Popen[bytes]] = []
 
-    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
         own = {"HOME": str(self.folder / "home"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-        return {**own, **self.spec.env, **(env or {})}
+        return {**own, **self.spec.env, **env}
 
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> ExecStream:
-        self.commands.append(list(argv))
-        pipe = asyncio.subprocess.PIPE
+    async def open_command(self, command: Command) -> ExecStream:
+        argv, pipe = list(command.argv), asyncio.subprocess.PIPE
+        self.commands.append(argv)
+        env = self._environment(command.env)
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment(env), cwd=cwd
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=command.cwd
             )
         except OSError as error:
             raise ExecFailed(f"{argv[0]} cannot be run: {error}") from None
         return VenvStream(process)
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
+    async def spawn_command(self, command: Command) -> None:
         with (self.folder / "log").open("ab") as log:
             self._spawned.append(
                 subprocess.Popen(
-                    argv,
-                    env=self._environment(env),
+                    command.argv,
+                    env=self._environment(command.env),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

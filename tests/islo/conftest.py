@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ..hosted.fixtures import cli, client, emulator, pytest_pyfunc_call, service
+from ..hosted.fixtures import cli, client, emulator, run_coroutine, service
 from ..hosted.services import ISLO, Hosted
 
-__all__ = ["cli", "client", "emulator", "pytest_pyfunc_call", "service"]
+__all__ = ["cli", "client", "emulator", "run_coroutine", "service"]
 
 
 @pytest.fixture(scope="package")

@@ -20,9 +20,9 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.islo import IsloClient
 from sandbox_kernel.sandboxes.islo import handle as module
 from sandbox_kernel.spec import SandboxSpec
+from tests.conformance.processes import not_running, running
+from tests.helpers.waiting import until
 
-from ..conformance.conftest import until
-from ..conformance.test_surface import not_running
 from ..emulators.running import Running
 from ..hosted.sandboxes import LIMIT, creations, sandbox, set_status
 from .sandboxes import account, settings
@@ -88,8 +88,7 @@ async def test_a_cancelled_create_leaves_nothing(client: IsloClient, emulator: R
     """Whoever waited for it has gone."""
     settings(emulator, start_seconds=3)
     creating = asyncio.ensure_future(client.create(SandboxSpec(name="cancelled")))
-    while not account(emulator)["sandboxes"]:
-        await asyncio.sleep(0.05)
+    await until(lambda: account(emulator)["sandboxes"])
     creating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await creating
@@ -251,7 +250,11 @@ async def test_a_command_is_run_once(client: IsloClient, emulator: Running, kind
         assert result.stdout == "x\n"
         emulator.fault(EXEC, kind)
         await handle.spawn(["/bin/sh", "-c", "echo x >> spawned"])
-        await until(lambda: handle.shell("test -e spawned", timeout=LIMIT))
+
+        async def written() -> bool:
+            return bool((await handle.shell("test -s spawned", timeout=LIMIT)).ok)
+
+        await until(written)
         assert (await handle.shell("cat spawned", timeout=LIMIT)).stdout == "x\n"
 
 
@@ -318,7 +321,7 @@ async def test_exec_timeout_kills_the_remote_process(client: IsloClient, emulato
             await handle.exec("/bin/sh", ["-c", "sleep 31536012; true"], timeout=1)
         await until(lambda: not_running(handle, "31536012"))
         waiting = asyncio.ensure_future(handle.exec("sleep", ["31536013"]))
-        await asyncio.sleep(1)
+        await until(lambda: running(handle, "31536013"))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -14,7 +14,8 @@ from sandbox_kernel.sandboxes.islo import IsloClient, sse
 from sandbox_kernel.sandboxes.islo import stream as module
 from sandbox_kernel.sandboxes.islo.pushes import PUSH, WINDOW, Pusher
 from sandbox_kernel.sandboxes.islo.sse import Event, EventParser
-from sandbox_kernel.sandboxes.islo.stream import Records
+from sandbox_kernel.sandboxes.islo.stream import RecordReader
+from tests.helpers.waiting import settled, until
 
 from ..hosted.sandboxes import LIMIT, sandbox
 
@@ -65,7 +66,7 @@ def test_what_is_no_json_is_text() -> None:
 @given(st.lists(st.integers(1, 9), min_size=1))
 def test_records_do_not_care_where_they_are_cut(sizes: list[int]) -> None:
     """Nor whether line ends are kept."""
-    text, records, found, start = "s1;\no aGk=;\r\nx0;\n;", Records(), [], 0
+    text, records, found, start = "s1;\no aGk=;\r\nx0;\n;", RecordReader(), [], 0
     while start < len(text):
         for size in sizes:
             found += records.feed(text[start : start + size])
@@ -75,7 +76,7 @@ def test_records_do_not_care_where_they_are_cut(sizes: list[int]) -> None:
 
 def test_a_record_without_an_end_is_not_kept() -> None:
     with pytest.raises(ValueError, match="without an end"):
-        Records().feed("o" + "A" * 300_000)
+        RecordReader().feed("o" + "A" * 300_000)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +120,14 @@ async def test_pushes_are_bounded_and_large(monkeypatch: pytest.MonkeyPatch) -> 
     far = Sandbox()
     pusher = Pusher("/folder", far.execute)
     writing = asyncio.ensure_future(pusher.write(b"x" * PUSH * 20))
-    await asyncio.sleep(0.2)
+    await until(lambda: len(far.seen) >= WINDOW)
+    await settled()
     assert not writing.done()
     assert [name for name, _ in far.seen] == [str(number) for number in range(WINDOW)]
     assert {len(text) for _, text in far.seen} == {PUSH // 3 * 4}
     pusher.acknowledged(3)
-    await asyncio.sleep(0.2)
+    await until(lambda: len(far.seen) >= WINDOW + 3)
+    await settled()
     assert len(far.seen) == WINDOW + 3
     await pusher.close()
     with pytest.raises(BrokenPipeError):
@@ -135,7 +138,7 @@ async def test_urgent_pushes_do_not_wait_for_the_window() -> None:
     far = Sandbox()
     pusher = Pusher("/folder", far.execute)
     writing = asyncio.ensure_future(pusher.write(b"x" * PUSH * 20))
-    await asyncio.sleep(0.1)
+    await until(lambda: len(far.seen) >= WINDOW)
     await pusher.urge("signal 2")
     assert far.seen[-1] == ("u0", "signal 2")
     await pusher.close()
@@ -149,14 +152,15 @@ async def test_what_the_relay_misses_is_pushed_again(monkeypatch: pytest.MonkeyP
     pusher = Pusher("/folder", far.execute)
     await pusher.write(b"hi")
     await pusher.drained()
-    await asyncio.sleep(0.05)
+    await settled()
     pusher.missing(0)
     pusher.missing(7)
-    await asyncio.sleep(0.05)
+    await until(lambda: len(far.seen) >= 2)
+    await settled()
     assert far.seen == [("0", "aGk="), ("0", "aGk=")]
     pusher.acknowledged(1)
     pusher.missing(0)
-    await asyncio.sleep(0.05)
+    await settled()
     assert len(far.seen) == 2
     await pusher.close()
 

@@ -15,7 +15,6 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_core import paths as jupyter_paths
 
 from sandbox_kernel.errors import SandboxError, SpecError
-from sandbox_kernel.jupyter import kernelspec
 from sandbox_kernel.jupyter.kernelspec import (
     list_kernelspecs,
     remove_kernelspec,
@@ -117,7 +116,7 @@ def test_spec_keys_are_written_as_plain_json(prefix: str) -> None:
     folder = write_kernelspec(
         name="sandbox-small",
         display_name="Small",
-        spec_config={"memory_mib": "512", "readable": ("/srv",), "env": ["A=1"], "cpus": None},
+        config={"memory_mib": "512", "readable": ("/srv",), "env": ["A=1"], "cpus": None},
         prefix=prefix,
     )
     assert kernel_json(folder)["display_name"] == "Small"
@@ -132,7 +131,7 @@ def test_spec_keys_are_written_as_plain_json(prefix: str) -> None:
 def test_only_a_sandbox_name_that_was_asked_for_is_written(prefix: str) -> None:
     """Kernels of one spec must not all claim the same sandbox."""
     assert "name" not in provisioner_config(write_kernelspec(prefix=prefix))
-    named = write_kernelspec(spec_config={"name": "mine"}, prefix=prefix)
+    named = write_kernelspec(config={"name": "mine"}, prefix=prefix)
     assert provisioner_config(named)["name"] == "mine"
 
 
@@ -157,9 +156,9 @@ def test_another_languages_kernel_claims_nothing_of_ipykernels(prefix: str) -> N
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"spec_config": {"memory_mb": 1}}, "Did you mean 'memory_mib'"),
-        ({"spec_config": {"memory_mib": "lots"}}, "takes a whole number"),
-        ({"spec_config": {"backend": "local"}}, "unknown key 'backend'"),
+        ({"config": {"memory_mb": 1}}, "Did you mean 'memory_mib'"),
+        ({"config": {"memory_mib": "lots"}}, "takes a whole number"),
+        ({"config": {"backend": "local"}}, "unknown key 'backend'"),
         ({"backend": "nowhere"}, "no sandbox backend 'nowhere'"),
         ({"name": "../escape"}, "A kernel name"),
         ({"argv": ["kernel"]}, "{connection_file}"),
@@ -183,8 +182,8 @@ def test_another_projects_spec_is_never_replaced(prefix: str) -> None:
 
 def test_own_spec_is_replaced(prefix: str) -> None:
     """Installing again is how a spec is changed."""
-    write_kernelspec(spec_config={"cpus": 1}, prefix=prefix)
-    folder = write_kernelspec(spec_config={"cpus": 2}, prefix=prefix)
+    write_kernelspec(config={"cpus": 1}, prefix=prefix)
+    folder = write_kernelspec(config={"cpus": 2}, prefix=prefix)
     assert provisioner_config(folder) == {"backend": "local", "cpus": 2.0}
 
 
@@ -195,7 +194,7 @@ def test_launcher_spec_has_the_request_beside_it(prefix: str) -> None:
     """Clients that ignore provisioners just run argv, with this very interpreter. Every user of
     the host sees that, so the request, with the variables in it, lies in a file."""
     request = {"cpus": 1.5, "env": {"TOKEN": "hunter2"}}
-    folder = write_kernelspec(launcher=True, spec_config=request, prefix=prefix)
+    folder = write_kernelspec(launcher=True, config=request, prefix=prefix)
     kernel = kernel_json(folder)
     assert "kernel_provisioner" not in kernel["metadata"]
     assert kernel["argv"] == [
@@ -212,7 +211,7 @@ def test_who_can_read_the_request_of_a_launcher(
     prefix: str, monkeypatch: pytest.MonkeyPatch, uid: int, user: bool, mode: int
 ) -> None:
     """Who installs it, but if root does so for an environment, everybody who uses that."""
-    monkeypatch.setattr(kernelspec.os, "geteuid", lambda: uid)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
     folder = write_kernelspec(launcher=True, user=user, prefix=None if user else prefix)
     assert Path(folder, "launch.json").stat().st_mode & 0o777 == mode
 
@@ -250,7 +249,7 @@ def test_list_shows_own_specs_of_both_kinds_only(prefix: str) -> None:
     """Other projects' specs and broken ones are none of our business."""
     other_projects_spec(prefix, "other")
     (other_projects_spec(prefix, "broken") / "kernel.json").write_text("{")
-    write_kernelspec(spec_config={"cpus": 1}, prefix=prefix)
+    write_kernelspec(config={"cpus": 1}, prefix=prefix)
     write_kernelspec(name="sandbox-launch", launcher=True, prefix=prefix)
     found = list_kernelspecs()
     assert [(s.name, s.launcher, s.backend) for s in found] == [
@@ -291,12 +290,12 @@ def test_no_two_kernels_are_shown_alike(prefix: str) -> None:
 
     assert shown() == "Python 3 (sandbox)"
     small = {"memory_mib": 512, "cpus": 1}
-    assert shown(name="small", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
-    assert shown(name="small", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
-    assert shown(name="alike", spec_config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU, alike)"
+    assert shown(name="small", config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
+    assert shown(name="small", config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU)"
+    assert shown(name="alike", config=small) == "Python 3 (sandbox, 512 MiB, 1 CPU, alike)"
     assert shown(name="other") == "Python 3 (sandbox, other)"
     files = {"upload": "folder", "mirror": True}
-    assert shown(name="files", settings=files) == "Python 3 (sandbox, upload, mirror)"
+    assert shown(name="files", config=files) == "Python 3 (sandbox, upload, mirror)"
     assert shown(name="vscode", launcher=True) == "Python 3 (sandbox, launcher)"
     with pytest.raises(SpecError, match="'other' is already shown as"):
         shown(name="third", display_name="Python 3 (sandbox, other)")

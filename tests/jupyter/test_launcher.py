@@ -22,12 +22,14 @@ from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import KernelManager
 
 from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.jupyter.connections import check_free, read_connection_file
 from sandbox_kernel.jupyter.kernelspec import write_kernelspec
-from sandbox_kernel.jupyter.launcher import Parent, check_free, read_connection_file
+from sandbox_kernel.jupyter.launcher import Parent
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import bubblewrap
 from tests.cli.running import PROGRAM, Cli, at_terminal
-from tests.kernels.live import begin_cell, folders_in, jail_processes, wait_until
+from tests.helpers.waiting import wait_until
+from tests.kernels.live import begin_cell, folders_in, jail_processes
 
 WAIT = 60.0
 BUSY = "import time; print('busy'); time.sleep(600)"
@@ -166,8 +168,7 @@ def test_sigterm_leaves_nothing_behind(cli: Cli, launch: Launch, signum: signal.
 def test_sigterm_while_starting(cli: Cli, launch: Launch) -> None:
     """A launcher that is ended early leaves no sandbox either."""
     launched = launch(connection_file(cli, "ipc"), ready=False)
-    while not list(cli.records.glob("*.json")) and launched.process.poll() is None:
-        time.sleep(0.01)
+    wait_until(lambda: list(cli.records.glob("*.json")), "a record")
     launched.process.terminate()
     assert launched.end()[0] == 128 + signal.SIGTERM
     assert cli.names() == []
@@ -199,7 +200,7 @@ def test_the_exit_code_is_the_kernels(cli: Cli, launch: Launch) -> None:
 
 
 def test_a_killed_kernel(cli: Cli, launch: Launch) -> None:
-    """A signal is told as a shell tells it."""
+    """The exit code for a signal is that of a shell."""
     launched = launch(connection_file(cli, "ipc"))
     launched.client.execute("import os; os.kill(os.getpid(), 9)")
     code, said = launched.end()
@@ -254,7 +255,7 @@ def test_a_launcher_kernelspec(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mon
         name="launched",
         launcher=True,
         prefix=str(tmp_path),
-        spec_config={"env": {"WHERE": "sandbox"}},
+        config={"env": {"WHERE": "sandbox"}},
     )
     manager = KernelManager(kernel_name="launched")
     manager.start_kernel()

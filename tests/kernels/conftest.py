@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from jupyter_core.utils import run_sync
 from traitlets.config import Config
 
 from sandbox_kernel.sandboxes.local import bubblewrap
+from tests.helpers.own_folders import own_folders
 
 from .live import PATIENCE, Leftovers, Live
 
@@ -39,21 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextlib.contextmanager
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path (it holds sockets), with sandbox-kernel's and Jupyter's files."""
-    folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="sk-")))
+    """A folder with sandbox-kernel's and Jupyter's files."""
     for variable in [name for name in os.environ if name.startswith("SANDBOX_KERNEL_")]:
         monkeypatch.delenv(variable)
-    monkeypatch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "data"))
-    monkeypatch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", str(folder / "run"))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
-    monkeypatch.setenv("JUPYTER_PATH", str(folder / "share"))
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(folder / "config"))
-    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    (folder / "jupyter").mkdir()
-    try:
+    with own_folders() as folder:
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
+        monkeypatch.setenv("JUPYTER_PATH", str(folder / "share"))
+        monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(folder / "config"))
+        monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        (folder / "jupyter").mkdir()
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,7 +83,7 @@ def install_kernelspec(folder: Path, name: str, argv: list[str], **config: Any) 
     place = folder / "share" / "kernels" / name
     place.mkdir(parents=True)
     provisioner = {"provisioner_name": "sandbox", "config": config}
-    spec = {"argv": argv, "display_name": name, "language": "python"}
+    spec: dict[str, Any] = {"argv": argv, "display_name": name, "language": "python"}
     spec["metadata"] = {"kernel_provisioner": provisioner}
     (place / "kernel.json").write_text(json.dumps(spec))
     return name

@@ -25,9 +25,10 @@ import nbformat
 import pytest
 
 from sandbox_kernel.records import Records
+from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter, StartKernel, install_kernelspec
-from .live import PATIENCE, Live, plain, wait_until
+from .live import PATIENCE, Live, plain
 
 WHERE = "import os; print(os.getcwd())"
 
@@ -379,8 +380,8 @@ def test_pip_without_a_network(start_kernel: StartKernel, tmp_path: Path) -> Non
         said = live.run(f"{magic} install surely-not-there").text()
         assert "etrying" not in said
         assert "No matching distribution" in said
-        told = said[said.index("NOTE: this sandbox has no network") :]
-        assert f"{sys.executable} -m pip install" in told
+        notice = said[said.index("NOTE: this sandbox has no network") :]
+        assert f"{sys.executable} -m pip install" in notice
     for install in (str(wheel), f"-e {project}"):
         said = live.ok(f"!pip install --no-build-isolation {install}").text()
         assert "Successfully installed" in said

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import KernelLaunchFailed
-from sandbox_kernel.sandboxes.local import disk
+from sandbox_kernel.sandboxes.local import disk_image
 from sandbox_kernel.spec import LEAST_MEMORY_MIB
 from sandbox_kernel.tunnel.background import submit
+from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter, StartKernel, install_kernelspec
-from .live import PATIENCE, Live, wait_until
+from .live import PATIENCE, Live
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ def test_out_of_memory(start_kernel: StartKernel, caplog: pytest.LogCaptureFixtu
 def test_a_full_disk_does_not_end_a_kernel(start_kernel: StartKernel, folder: Path) -> None:
     """Where the sandbox has a file system of its own, a cell that fills it gets an error; the
     kernel goes on, with its state, and can make room."""
-    problem = disk.why_not(folder, 2**25)
+    problem = disk_image.why_not(folder, 2**25)
     if problem:
         pytest.skip(problem)
     live = start_kernel(disk_mib=32)
@@ -121,7 +122,7 @@ def test_the_least_memory_that_is_allowed_is_enough(
         monkeypatch.setenv("SANDBOX_KERNEL_NO_CGROUP", "1")
     live = start_kernel(memory_mib=LEAST_MEMORY_MIB)
     if not cgroup:  # and that is said
-        assert f"Sandbox {live.sandbox}: no cgroup can be had here" in caplog.text
+        assert f"Sandbox {live.sandbox}: no cgroup can be made here" in caplog.text
     for _ in range(2):
         assert live.ok("import json, os; sum(range(10**5))").value == "4999950000"
         live.manager.restart_kernel(now=True)
@@ -209,7 +210,7 @@ def test_kernel_that_ends_at_once(
 def test_wait_for_ready_ends_when_the_kernel_dies(
     start_kernel: KernelStarter, folder: Path
 ) -> None:
-    """A client that waits for a kernel that never comes is told soon."""
+    """A client that waits for a kernel that never comes learns that soon."""
     name = install_kernelspec(folder, "broken", [sys.executable, "-c", "raise SystemExit(7)"])
     live = start_kernel.launch(kernel_name=name)
     with pytest.raises(RuntimeError, match="died"):

@@ -8,11 +8,12 @@ import time
 import pytest
 import zmq
 
-from sandbox_kernel.guest.wire.mux import INITIAL_WINDOW
 from sandbox_kernel.tunnel.background import submit
+from sandbox_kernel.wire.mux import INITIAL_WINDOW
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live, until_message, until_reply, wait_until
+from .live import PATIENCE, Live, until_message, until_reply
 
 ENDLESS = "print('begun')\nwhile True: pass"
 ENDLESS_PRINTS = "n = 0\nwhile True:\n    print('x' * 1000, n)\n    n += 1"
@@ -151,7 +152,7 @@ def test_many_restarts_pile_nothing_up(live: Live) -> None:
         live.manager.restart_kernel(now=True)
         live.client.wait_for_ready(timeout=PATIENCE)
         found.append(counted())
-    wait_until(lambda: counted() <= found[0], f"no growth over {found}", patience=30)
+    wait_until(lambda: counted() <= found[0], f"no growth over {found}", limit=30)
 
 
 def test_restart_after_the_sandbox_was_killed(

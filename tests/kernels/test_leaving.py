@@ -13,16 +13,17 @@ import pytest
 from jupyter_client import AsyncKernelManager
 
 from sandbox_kernel.errors import SandboxTimeout
-from sandbox_kernel.jupyter import lifecycle
+from sandbox_kernel.jupyter import observers
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.kernels import UNUSED_LEASE
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.client import LocalHandle
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
+from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter
-from .live import PATIENCE, jail_processes, wait_until
-from .test_processes import forget_endpoints, other_process
+from .live import PATIENCE, jail_processes
+from .other_process import forget_endpoints, other_process
 
 MOVED = """
 import os
@@ -93,7 +94,7 @@ from sandbox_kernel.kernels import SandboxedKernel
 def now():
     os.kill(os.getpid(), signal.SIGTERM)
 
-usual_create, usual_launch = LocalClient._wait_for_jail, SandboxedKernel.launch
+usual_create, usual_launch = LocalClient._start, SandboxedKernel.launch
 
 async def create(self, *args):
     made = await usual_create(self, *args)
@@ -104,7 +105,7 @@ async def launch(self, *args, **kwargs):
     if sys.argv[1] == "launching": now()
     return await usual_launch(self, *args, **kwargs)
 
-LocalClient._wait_for_jail, SandboxedKernel.launch = create, launch
+LocalClient._start, SandboxedKernel.launch = create, launch
 manager = KernelManager(kernel_name="sandbox")
 manager.start_kernel()
 client = manager.client()
@@ -197,7 +198,7 @@ def test_an_observer_that_raises_leaves_no_sandbox(
 ) -> None:
     """The server's extension cannot write down a kernel that has just started, so the start
     fails. Its sandbox does not stay."""
-    monkeypatch.setattr(lifecycle, "observers", [Raises()])
+    monkeypatch.setattr(observers, "observers", [Raises()])
     with pytest.raises(OSError, match="no space left"):
         start_kernel()
     assert jail_processes(folder) == []
@@ -205,8 +206,8 @@ def test_an_observer_that_raises_leaves_no_sandbox(
 
 
 def test_a_cancelled_shutdown_leaves_no_sandbox(folder: Path) -> None:
-    """A server that is told twice to stop cancels its first shutdown in the middle of a kernel's.
-    The sandbox ends all the same."""
+    """A server that gets two requests to stop cancels its first shutdown while a kernel ends. The
+    sandbox ends all the same."""
 
     async def cancel_it() -> None:
         manager = AsyncKernelManager(kernel_name="sandbox")

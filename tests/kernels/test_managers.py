@@ -24,7 +24,7 @@ from traitlets.config import Config
 from sandbox_kernel.errors import SpecError, SpecRefused
 
 from .conftest import KernelStarter, StartKernel, install_kernelspec
-from .live import PATIENCE, jail_processes, run_cell
+from .live import PATIENCE, jail_processes, provisioner_of, run_cell
 
 PYTHON_ARGV = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
@@ -72,22 +72,18 @@ async def value_of(client: Any, code: str) -> str:
     return values[0]
 
 
-def test_async_manager() -> None:
+async def test_async_manager() -> None:
     """AsyncKernelManager: start, use, interrupt, restart, shut down."""
-
-    async def main() -> None:
-        manager = AsyncKernelManager(kernel_name="sandbox")
-        await manager.start_kernel()
-        client = manager.client()
-        assert await value_of(client, "6 * 7") == "42"
-        await manager.interrupt_kernel()
-        await manager.restart_kernel(now=True)
-        assert await value_of(manager.client(), "6 * 7") == "42"
-        assert await manager.is_alive()
-        await manager.shutdown_kernel()
-        assert not await manager.is_alive()
-
-    asyncio.run(main())
+    manager = AsyncKernelManager(kernel_name="sandbox")
+    await manager.start_kernel()
+    client = manager.client()
+    assert await value_of(client, "6 * 7") == "42"
+    await manager.interrupt_kernel()
+    await manager.restart_kernel(now=True)
+    assert await value_of(manager.client(), "6 * 7") == "42"
+    assert await manager.is_alive()
+    await manager.shutdown_kernel()
+    assert not await manager.is_alive()
 
 
 def test_start_again_after_shutdown() -> None:
@@ -97,7 +93,7 @@ def test_start_again_after_shutdown() -> None:
     names = set()
     for _ in range(2):
         manager.start_kernel()
-        names.add(manager.provisioner.sandbox_name)
+        names.add(provisioner_of(manager).sandbox_name)
         client = manager.client()
         client.start_channels()
         client.wait_for_ready(timeout=PATIENCE)
@@ -112,7 +108,7 @@ def test_multi_kernel_manager() -> None:
     """Several kernels with several sandboxes."""
     manager = MultiKernelManager()
     ids = [manager.start_kernel(kernel_name="sandbox") for _ in range(2)]
-    names = {manager.get_kernel(i).provisioner.sandbox_name for i in ids}
+    names = {provisioner_of(manager.get_kernel(i)).sandbox_name for i in ids}
     assert len(names) == 2
     assert all(manager.is_alive(i) for i in ids)
     manager.interrupt_kernel(ids[0])
@@ -121,21 +117,15 @@ def test_multi_kernel_manager() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kernels_at_once(folder: Path) -> None:
+async def test_twenty_kernels_at_once(folder: Path) -> None:
     """All started at the same time, all at work at the same time."""
-
-    async def main() -> None:
-        manager = AsyncMultiKernelManager()
-        ids = await asyncio.gather(
-            *(manager.start_kernel(kernel_name="sandbox") for _ in range(20))
-        )
-        clients = [manager.get_kernel(i).client() for i in ids]
-        values = await asyncio.gather(*(value_of(c, f"{n} ** 2") for n, c in enumerate(clients)))
-        assert values == [str(n**2) for n in range(20)]
-        await manager.shutdown_all(now=True)
-        manager.context.destroy(linger=0)
-
-    asyncio.run(main())
+    manager = AsyncMultiKernelManager()
+    ids = await asyncio.gather(*(manager.start_kernel(kernel_name="sandbox") for _ in range(20)))
+    clients = [manager.get_kernel(i).client() for i in ids]
+    values = await asyncio.gather(*(value_of(c, f"{n} ** 2") for n, c in enumerate(clients)))
+    assert values == [str(n**2) for n in range(20)]
+    await manager.shutdown_all(now=True)
+    manager.context.destroy(linger=0)
 
 
 FORK = """
@@ -172,24 +162,20 @@ def test_fork(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
-def test_start_cancelled(folder: Path, delay: float) -> None:
+async def test_start_cancelled(folder: Path, delay: float) -> None:
     """Wherever a start is cancelled, nothing of it stays, and the manager can start again."""
-
-    async def main() -> None:
-        manager = AsyncKernelManager(kernel_name="sandbox")
-        start = asyncio.ensure_future(manager.start_kernel())
-        await asyncio.wait([start], timeout=delay)
-        start.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await start
-        await manager.shutdown_kernel(now=True)
-        assert not jail_processes(folder)
-        again = AsyncKernelManager(kernel_name="sandbox")
-        await again.start_kernel()
-        assert await value_of(again.client(), "6 * 7") == "42"
-        await again.shutdown_kernel(now=True)
-
-    asyncio.run(main())
+    manager = AsyncKernelManager(kernel_name="sandbox")
+    start = asyncio.ensure_future(manager.start_kernel())
+    await asyncio.wait([start], timeout=delay)
+    start.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await start
+    await manager.shutdown_kernel(now=True)
+    assert not jail_processes(folder)
+    again = AsyncKernelManager(kernel_name="sandbox")
+    await again.start_kernel()
+    assert await value_of(again.client(), "6 * 7") == "42"
+    await again.shutdown_kernel(now=True)
 
 
 def test_shutdown_in_every_order() -> None:

@@ -9,7 +9,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live, raw_messages, until_message, until_reply
+from .live import PATIENCE, Live, next_comm, raw_messages, send_comm, until_message, until_reply
 
 MEGABYTE = 2**20
 
@@ -80,12 +80,6 @@ def test_displays_are_updated_in_place(live: Live) -> None:
     assert second["data"]["text/plain"] == "'second'"
 
 
-def send_comm(live: Live, kind: str, content: dict[str, Any], buffers: list[bytes]) -> None:
-    """What a widget in the browser sends."""
-    message = live.client.session.msg(kind, content)
-    live.client.session.send(live.client.shell_channel.socket, message, buffers=buffers)
-
-
 def test_comms_carry_binary_buffers_both_ways(live: Live) -> None:
     """A comm that the client opens; what it sends comes back with its buffers."""
     live.ok(
@@ -106,13 +100,6 @@ def test_comms_carry_binary_buffers_both_ways(live: Live) -> None:
     answer = next_comm(live)
     assert answer["content"] == {"comm_id": "c1", "data": {"got": {"n": 1}}}
     assert [bytes(b) for b in answer["buffers"]] == [b[::-1] for b in buffers]
-
-
-def next_comm(live: Live) -> dict[str, Any]:
-    while True:
-        message = live.client.get_iopub_msg(timeout=PATIENCE)
-        if message["msg_type"] == "comm_msg":
-            return message
 
 
 def test_widgets(live: Live) -> None:
@@ -154,7 +141,7 @@ def test_a_subshell_answers_while_the_main_shell_is_busy(live: Live) -> None:
     request = live.client.session.msg("execute_request", {"code": "gate.set()", "silent": False})
     request["header"]["subshell_id"] = subshell
     live.client.shell_channel.send(request)
-    replies = {}
+    replies: dict[str, Any] = {}
     while len(replies) < 2:
         reply = live.client.get_shell_msg(timeout=PATIENCE)
         replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]

@@ -9,9 +9,10 @@ import pytest
 from sandbox_kernel.jupyter import pool
 from sandbox_kernel.records import Records
 from sandbox_kernel.tunnel.background import submit
+from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter
-from .live import PATIENCE, wait_until
+from .live import PATIENCE
 
 
 @pytest.fixture(autouse=True)

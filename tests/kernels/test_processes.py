@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jupyter_client import KernelManager
-from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_client.utils import run_sync
 
 from sandbox_kernel.errors import SandboxError, SessionRefused
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel.background import background_loop
+from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter
-from .live import PATIENCE, Live, jail_processes, wait_until
+from .live import PATIENCE, jail_processes
+from .other_process import attach, forget_endpoints, other_process
 
-START = """
-import json, sys, time
-from jupyter_client import KernelManager
-from jupyter_client.utils import run_sync
-km = KernelManager(kernel_name="sandbox")
-km.start_kernel()
-kc = km.client()
-kc.start_channels()
-kc.wait_for_ready(90)
-kc.execute_interactive("x = 41; open('kept.txt', 'w').write('kept')", output_hook=lambda m: None)
-print(json.dumps(run_sync(km.provisioner.get_provisioner_info)()), flush=True)
-"""
 WAIT = "sys.stdin.read()\n"
 LOSE = """
 while km.is_alive(): time.sleep(0.05)
@@ -49,41 +30,6 @@ except Exception as error:
 WATCH = "while km.is_alive(): time.sleep(0.05)\nprint(km.provisioner.death, flush=True)\n"
 
 
-@contextlib.contextmanager
-def other_process(code: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A process that has started a kernel, and what it saved about it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", START + code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **env},
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            yield process, json.loads(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-def attach(starter: KernelStarter, info: dict[str, Any]) -> Live:
-    """Take a kernel over, as a server does that was started anew."""
-    manager = KernelManager(kernel_name="sandbox")
-    provisioner = KernelProvisionerFactory.instance().create_provisioner_instance(
-        info["kernel_id"], manager.kernel_spec, parent=manager
-    )
-    run_sync(provisioner.load_provisioner_info)(info)
-    manager.provisioner = provisioner
-    manager._launch_args, manager._attempted_start = {}, True
-    manager.load_connection_info(info["connection_info"])
-    live = Live(manager, manager.client())
-    starter.started.append(live)
-    live.client.start_channels()
-    live.client.wait_for_ready(timeout=PATIENCE)
-    return live
-
-
 def sandboxes() -> list[str]:
     return asyncio.run(LocalClient().list())
 
@@ -91,12 +37,6 @@ def sandboxes() -> list[str]:
 def remove(name: str, folder: Path) -> None:
     asyncio.run(LocalClient().remove(name))
     forget_endpoints(folder)
-
-
-def forget_endpoints(folder: Path) -> None:
-    """A process that was killed leaves the folder of its sockets."""
-    for left in (folder / "run").glob("c-*"):
-        shutil.rmtree(left)
 
 
 def test_reattach_after_the_process_was_killed(start_kernel: KernelStarter) -> None:
@@ -122,7 +62,7 @@ def test_reattach_after_the_process_was_killed(start_kernel: KernelStarter) -> N
 
 
 def test_takeover(start_kernel: KernelStarter) -> None:
-    """The process that still had the kernel loses it, and is told who has it."""
+    """The process that still had the kernel loses it, and learns who has it."""
     with other_process(WATCH) as (process, info):
         live = attach(start_kernel, info)
         assert process.stdout is not None

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from jupyter_client import BlockingKernelClient
 
-from sandbox_kernel.jupyter.hosting import addresses
+from sandbox_kernel.jupyter.connections import addresses
 from sandbox_kernel.paths import runtime_dir
 from sandbox_kernel.tunnel import tunnel
 from sandbox_kernel.tunnel.background import submit
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live, run_cell, wait_until
+from .live import PATIENCE, Live, run_cell
 
 
 def printed_in_a_new_tab(live: Live, code: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.guest import landlock
-from sandbox_kernel.guest.warmprocess import can_be_warm
-from sandbox_kernel.guest.warmstart import early_variables
+from sandbox_kernel.guest.warm_process import can_be_warm
+from sandbox_kernel.guest.warm_start import early_variables
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live, wait_until
+from .live import PATIENCE, Live
 
 FORKED = """
 import os
@@ -78,8 +79,8 @@ def test_random_numbers_differ_after_each_restart(live: Live) -> None:
 
 
 def test_a_kernel_can_be_killed_as_soon_as_it_is_launched(live: Live) -> None:
-    """Somebody restarts a kernel again and again, and waits for none of them. Each is told to end
-    as soon as its number is known, and ends; one that did not would be in the next one's way."""
+    """Somebody restarts a kernel again and again, and waits for none of them. Each kernel is killed
+    as soon as its pid is known, and ends; one that did not would be in the next one's way."""
     for _ in range(30):
         live.manager.restart_kernel(now=True)
     live.reconnect()

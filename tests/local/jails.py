@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.sandboxes.local import bubblewrap, seccomp
-from sandbox_kernel.sandboxes.local.bubblewrap import Bubblewrap, Mount
-from sandbox_kernel.sandboxes.local.environment import system_binds
+from sandbox_kernel.sandboxes.local.bubblewrap import Bubblewrap
+from sandbox_kernel.sandboxes.local.mounts import Mount
+from sandbox_kernel.sandboxes.local.system_mounts import system_binds
 
 NOBODY = 65534
 SYSTEM_PYTHON = next(

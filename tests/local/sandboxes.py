@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 import gc
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox_kernel.sandboxes import processes
-from sandbox_kernel.sandboxes.local import LocalClient, limits
-from sandbox_kernel.sandboxes.local.client import LocalHandle
+from sandbox_kernel import host_processes
+from sandbox_kernel.sandboxes.local import LocalClient, cgroup, limits
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.spec import SandboxSpec
-
-TIMEOUT = 60.0
 
 made_ids: set[str] = set()
 """Ids of the sandboxes that this process made; there may be others on this host."""
-
-
-def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test that is a coroutine on an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), TIMEOUT))
-
-    return run
 
 
 @contextlib.contextmanager
 def client_that_leaves_nothing(root: Path) -> Iterator[LocalClient]:
     """A client; afterwards no process, folder, record, cgroup or descriptor may be left."""
     before = traces(root)
-    create = limits.Cgroup.create
+    create = cgroup.Cgroup.create
 
-    def recording(sandbox_id: str, asked: limits.Limits) -> limits.Cgroup | None:
+    def recording(sandbox_id: str, asked: limits.Limits) -> cgroup.Cgroup | None:
         made_ids.add(sandbox_id)
         return create(sandbox_id, asked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits.Cgroup, "create", recording)
+        patch.setattr(cgroup.Cgroup, "create", recording)
         yield LocalClient()
-    processes.reap()
+    host_processes.reap()
     gc.collect()
     assert more_than(before, traces(root)) == {}
 
@@ -76,7 +61,7 @@ def traces(root: Path) -> dict[str, Any]:
 
 
 def cgroups() -> list[str]:
-    parents = {*limits._v2_parents(), *(folder for _, folder in limits._v1_parents())}
+    parents = {*cgroup._v2_parents(), *(folder for _, folder in cgroup._v1_parents())}
     return [str(path) for parent in parents for path in parent.glob("sandbox-kernel-*")]
 
 
@@ -95,19 +80,6 @@ async def sandbox(client: LocalClient, **spec: Any) -> AsyncIterator[LocalHandle
         yield handle
     finally:
         await client.remove(handle.name)
-
-
-async def eventually(check: Callable[[], Any] | Callable[[], Awaitable[Any]]) -> Any:
-    """Wait until ``check`` gives something true, and return that."""
-    deadline = time.monotonic() + 30
-    while True:
-        found = check()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found or time.monotonic() > deadline:
-            assert found, "it did not happen within 30 s"
-            return found
-        await asyncio.sleep(0.02)
 
 
 def running(marker: str) -> list[int]:

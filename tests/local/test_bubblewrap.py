@@ -13,7 +13,8 @@ import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.sandboxes.local import bubblewrap, seccomp
-from sandbox_kernel.sandboxes.local.bubblewrap import Bind, Bubblewrap, Cover, Symlink
+from sandbox_kernel.sandboxes.local.bubblewrap import Bubblewrap
+from sandbox_kernel.sandboxes.local.mounts import OWN_LINKS, Bind, Cover, Symlink, mounts_in_order
 
 from .jails import Jails, public_folder
 
@@ -200,7 +201,7 @@ def test_nothing_is_mounted_through_a_link(jails: Jails, shared: Path) -> None:
     (shared / "project/current").symlink_to("releases/5")
     (shared / "project/away").symlink_to("/srv/elsewhere")
     (shared / "data/mark").write_text("found")
-    binds = [
+    binds: list[Bind | Symlink | Cover] = [
         Bind(str(shared / "project"), "/srv/project"),
         Bind(str(shared / "data"), "/srv/project/current/data"),
         Bind(str(shared / "data"), "/srv/project/away"),
@@ -208,7 +209,7 @@ def test_nothing_is_mounted_through_a_link(jails: Jails, shared: Path) -> None:
         Cover("/short/releases"),
         Bind(str(shared / "elsewhere"), "/srv/elsewhere"),
     ]
-    targets = [mount.target for mount in bubblewrap._in_order(binds)]
+    targets = [mount.target for mount in mounts_in_order(binds)]
     assert targets == [
         *("/short", "/srv/project", "/srv/elsewhere"),
         *("/srv/project/releases", "/srv/project/releases/5/data"),
@@ -248,7 +249,7 @@ def test_a_cover_hides_what_is_below(jails: Jails, shared: Path) -> None:
 def test_a_bind_cannot_cover_the_jails_own_parts(target: str) -> None:
     """Showing the host's / or /tmp is refused before anything starts."""
     with pytest.raises(SpecError):
-        bubblewrap._in_order([*bubblewrap._OWN_LINKS, Bind("/srv", target)])
+        mounts_in_order([*OWN_LINKS, Bind("/srv", target)])
 
 
 # What it can become

@@ -30,19 +30,14 @@ from sandbox_kernel.errors import (
     SpecRefused,
 )
 from sandbox_kernel.sandboxes.backends import load_backend
-from sandbox_kernel.sandboxes.files import remove_tree
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
+from sandbox_kernel.sandboxes.untrusted_files import remove_tree
 from sandbox_kernel.spec import SandboxSpec
+from tests.helpers.waiting import until
 
 from .jails import NOBODY, SYSTEM_PYTHON, public_bwrap, public_folder
-from .sandboxes import (
-    asynchronous,
-    client_that_leaves_nothing,
-    eventually,
-    running,
-    sandbox,
-    traces,
-)
+from .sandboxes import client_that_leaves_nothing, running, sandbox, traces
 
 
 @pytest.fixture
@@ -60,7 +55,6 @@ def marker() -> str:
 # --- commands ---
 
 
-@asynchronous
 async def test_exec_gives_output_and_exit_code(client: LocalClient) -> None:
     """stdout, stderr and the exit code come back apart."""
     async with sandbox(client) as handle:
@@ -68,7 +62,6 @@ async def test_exec_gives_output_and_exit_code(client: LocalClient) -> None:
         assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
 
 
-@asynchronous
 async def test_exec_feeds_stdin(client: LocalClient) -> None:
     """Bytes go through unchanged, and the end of input is seen."""
     async with sandbox(client) as handle:
@@ -78,7 +71,6 @@ async def test_exec_feeds_stdin(client: LocalClient) -> None:
         assert result.stdout.strip() == hashlib.sha256(data).hexdigest()
 
 
-@asynchronous
 async def test_large_output_is_cut_and_said_so(client: LocalClient) -> None:
     """What is more than max_output is read and dropped, so the command can end."""
     async with sandbox(client) as handle:
@@ -88,7 +80,6 @@ async def test_large_output_is_cut_and_said_so(client: LocalClient) -> None:
         assert len(result.stdout) == 1000
 
 
-@asynchronous
 async def test_streams_push_back(client: LocalClient) -> None:
     """A command whose output nobody reads stops, and goes on when it is read."""
     async with sandbox(client) as handle:
@@ -112,7 +103,6 @@ async def drain(read: object) -> bytes:
     return bytes(found)
 
 
-@asynchronous
 async def test_exit_by_signal_is_negative(client: LocalClient) -> None:
     """A command that signal N ended has the exit code -N."""
     async with sandbox(client) as handle:
@@ -123,7 +113,6 @@ async def test_exit_by_signal_is_negative(client: LocalClient) -> None:
             await stream.send_signal(signal.SIGTERM)
 
 
-@asynchronous
 async def test_signals_reach_the_whole_group(client: LocalClient) -> None:
     """A signal goes to the children of the command, too, as from a terminal."""
     async with sandbox(client) as handle:
@@ -135,7 +124,6 @@ async def test_signals_reach_the_whole_group(client: LocalClient) -> None:
             assert await stream.wait() == 3
 
 
-@asynchronous
 async def test_default_signals_in_commands(client: LocalClient) -> None:
     """Nothing of jailinit's own signal handling is passed on."""
     async with sandbox(client) as handle:
@@ -147,18 +135,16 @@ async def test_default_signals_in_commands(client: LocalClient) -> None:
         assert (await handle.shell("yes | head -1")).stdout == "y\n"
 
 
-@asynchronous
 async def test_timeout_kills_the_command(client: LocalClient, marker: str) -> None:
     """A command that takes too long is ended with all of its group, even if it resists."""
     async with sandbox(client) as handle:
         script = "trap '' HUP TERM; sh -c 'sleep 1000' child; sleep 1000"
         with pytest.raises(SandboxTimeout, match="did not end within"):
             await handle.exec("sh", ["-c", script, marker], timeout=0.5)
-        await eventually(lambda: not running(marker))
+        await until(lambda: not running(marker))
         assert (await handle.exec("true")).ok
 
 
-@asynchronous
 async def test_closing_a_stream_spares_other_processes(client: LocalClient, marker: str) -> None:
     """Only the command's own process group ends with its stream."""
     async with sandbox(client) as handle:
@@ -166,11 +152,10 @@ async def test_closing_a_stream_spares_other_processes(client: LocalClient, mark
         stream = await handle.open_stream(["sh", "-c", "sleep 1000", marker + "-attached"])
         await stream.close()
         await stream.close()
-        await eventually(lambda: not running(marker + "-attached"))
+        await until(lambda: not running(marker + "-attached"))
         assert running(marker)
 
 
-@asynchronous
 async def test_unknown_program(client: LocalClient) -> None:
     """What cannot be run is an ExecFailed that says what and why."""
     async with sandbox(client) as handle:
@@ -186,7 +171,6 @@ async def test_unknown_program(client: LocalClient) -> None:
             await handle.exec("true", ["x" * 2**20])
 
 
-@asynchronous
 async def test_environment_holds_only_what_was_named(
     client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +186,6 @@ async def test_environment_holds_only_what_was_named(
         assert "hush" not in (await handle.shell("cat /proc/1/environ")).stdout
 
 
-@asynchronous
 async def test_commands_run_in_the_workspace(client: LocalClient) -> None:
     """/workspace is the current folder, and it and the home are writable."""
     async with sandbox(client) as handle:
@@ -214,7 +197,6 @@ async def test_commands_run_in_the_workspace(client: LocalClient) -> None:
         assert not (await handle.shell("echo 1 > /usr/x")).ok
 
 
-@asynchronous
 async def test_terminal(client: LocalClient) -> None:
     """A stream with a terminal has a size, job control and an end of input."""
     async with sandbox(client) as handle:
@@ -244,7 +226,6 @@ async def read_until(stream: object, wanted: bytes) -> bytes:
     return seen
 
 
-@asynchronous
 async def test_duplex_socket(client: LocalClient) -> None:
     """One socket is the command's stdin and stdout; its stderr goes to the log."""
     async with sandbox(client) as handle:
@@ -262,7 +243,7 @@ async def test_duplex_socket(client: LocalClient) -> None:
             assert await stream.read_stderr() == b""
             await stream.close_stdin()
             assert await stream.wait() == 0
-        await eventually(lambda: log_has(handle, "to the log"))
+        await until(lambda: log_has(handle, "to the log"))
         async with await handle.open_stream(["cat"], duplex=True) as stream:
             await stream.write(b"also this way")
             assert await stream.read() == b"also this way"
@@ -272,7 +253,6 @@ async def log_has(handle: object, text: str) -> bool:
     return text in await handle.logs()  # type: ignore[attr-defined]
 
 
-@asynchronous
 async def test_many_commands_at_once(client: LocalClient) -> None:
     """Commands do not get each other's output."""
     async with sandbox(client) as handle:
@@ -281,7 +261,6 @@ async def test_many_commands_at_once(client: LocalClient) -> None:
         assert (await handle.info()).detail["processes"] == 0
 
 
-@asynchronous
 async def test_guest_program_and_kernel_command(client: LocalClient) -> None:
     """The guest package runs without being copied; the host's interpreter becomes the jail's."""
     async with sandbox(client) as handle:
@@ -303,21 +282,19 @@ async def test_guest_program_and_kernel_command(client: LocalClient) -> None:
 # --- life and death ---
 
 
-@asynchronous
 async def test_spawned_command_writes_to_the_log(client: LocalClient) -> None:
     """The log has the output of spawned commands, bounded and without control characters."""
     async with sandbox(client) as handle:
         await handle.spawn(["sh", "-c", r"printf 'one\n\033[2Jtwo\nthree\n'"])
-        await eventually(lambda: log_has(handle, "exit code 0"))
+        await until(lambda: log_has(handle, "exit code 0"))
         log = await handle.logs()
         assert "one\n\\x1b[2Jtwo\n" in log
         assert len((await handle.logs(tail=2)).splitlines()) == 2
         await handle.spawn(["head", "-c", "20000000", "/dev/zero"])
-        await eventually(lambda: log_has(handle, "'head' ended"))
+        await until(lambda: log_has(handle, "'head' ended"))
         assert (await client.get(handle.name))._folders.log.stat().st_size < 5 * 2**20
 
 
-@asynchronous
 async def test_end_of_the_main_command_ends_the_jail(client: LocalClient) -> None:
     """A jail can be told to live as long as one command."""
     async with sandbox(client) as handle:
@@ -325,16 +302,15 @@ async def test_end_of_the_main_command_ends_the_jail(client: LocalClient) -> Non
         await handle.spawn(["sh", "-c", "read x < go"], main=True)
         with contextlib.suppress(SandboxGone):  # the shell may be overtaken by the end
             await handle.shell("echo > go")
-        await eventually(lambda: has_stopped(handle))
+        await until(lambda: has_stopped(handle))
         info = await handle.info()
         assert "main process 'sh' ended" in info.detail["reason"]
 
 
-async def has_stopped(handle: object) -> bool:
-    return (await handle.info()).status == "stopped"  # type: ignore[attr-defined]
+async def has_stopped(handle: LocalHandle) -> bool:
+    return (await handle.info()).status == "stopped"
 
 
-@asynchronous
 async def test_stop_keeps_folders_and_says_why(client: LocalClient) -> None:
     """A stopped sandbox answers for itself, but runs nothing."""
     async with sandbox(client) as handle:
@@ -356,7 +332,6 @@ async def test_stop_keeps_folders_and_says_why(client: LocalClient) -> None:
             await again.spawn(["true"])
 
 
-@asynchronous
 async def test_kill_ends_everything_at_once(client: LocalClient, marker: str) -> None:
     """Kill leaves no process, and streams that were open say that the sandbox has gone."""
     async with sandbox(client) as handle:
@@ -371,7 +346,6 @@ async def test_kill_ends_everything_at_once(client: LocalClient, marker: str) ->
         assert (await handle.info()).status == "stopped"
 
 
-@asynchronous
 async def test_name_is_taken_once(client: LocalClient) -> None:
     """Of several that want a name at the same time, one gets it."""
     spec = SandboxSpec(name="twin")
@@ -382,7 +356,6 @@ async def test_name_is_taken_once(client: LocalClient) -> None:
     await client.remove("twin")
 
 
-@asynchronous
 async def test_remove_is_idempotent(client: LocalClient) -> None:
     """Removing twice, or what never was, is no error; then the sandbox is not found."""
     async with sandbox(client) as handle:
@@ -396,7 +369,6 @@ async def test_remove_is_idempotent(client: LocalClient) -> None:
     await client.remove("never-was")
 
 
-@asynchronous
 async def test_remove_copes_with_hostile_folders(client: LocalClient, own_dirs: Path) -> None:
     """No links are followed, and neither permissions nor depth stop the removal."""
     precious = own_dirs / "precious"
@@ -417,6 +389,7 @@ async def test_remove_copes_with_hostile_folders(client: LocalClient, own_dirs: 
 def test_remove_tree_of_nothing(tmp_path: Path) -> None:
     """A folder that is not there needs no removal."""
     remove_tree(tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == []
 
 
 CREATOR = """
@@ -433,14 +406,13 @@ asyncio.run(main())
 """
 
 
-@asynchronous
 async def test_jail_outlives_its_creator(client: LocalClient) -> None:
     """A jail and its spawned commands live on when its creator is killed, for others to use."""
     ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", CREATOR], check=False)
     assert ended.returncode == -signal.SIGKILL
     handle = await client.get("heir")
     try:
-        await eventually(lambda: shell_ok(handle, "kill -0 $(cat pid)"))
+        await until(lambda: shell_ok(handle, "kill -0 $(cat pid)"))
         assert (await handle.info()).status == "running"
     finally:
         await client.remove("heir")
@@ -451,13 +423,12 @@ async def shell_ok(handle: object, script: str) -> bool:
     return (await handle.shell(script)).ok  # type: ignore[attr-defined, no-any-return]
 
 
-@asynchronous
 async def test_lease_ends_what_nobody_is_attached_to(client: LocalClient, marker: str) -> None:
     """An attached command keeps a jail; without one it ends, and the next creation clears it."""
     handle = await client.create(SandboxSpec(name="leased", lease_seconds=0.5))
     await handle.spawn(["sh", "-c", "sleep 1000", marker])
     assert (await handle.exec("sleep", ["1.2"])).ok
-    await eventually(lambda: has_stopped(handle))
+    await until(lambda: has_stopped(handle))
     assert not running(marker)
     assert "lease is over" in (await handle.info()).detail["reason"]
     assert "lease is over" in await handle.logs()
@@ -467,7 +438,6 @@ async def test_lease_ends_what_nobody_is_attached_to(client: LocalClient, marker
         assert successor.id != handle.id
 
 
-@asynchronous
 async def test_sweep_spares_what_was_stopped_on_purpose(client: LocalClient) -> None:
     """Only what ended by itself is cleared away."""
     async with sandbox(client) as handle:
@@ -476,17 +446,15 @@ async def test_sweep_spares_what_was_stopped_on_purpose(client: LocalClient) -> 
         assert (await client.get(handle.name)).id == handle.id
 
 
-@asynchronous
 async def test_named_workspace_outlives_its_sandbox(client: LocalClient) -> None:
     """What is in a named workspace is there for the next sandbox."""
-    async with sandbox(client, workspace="work") as handle:
+    async with sandbox(client, volume="work") as handle:
         await handle.shell("echo 42 > answer; echo x > ~/home-file")
-    async with sandbox(client, workspace="work") as handle:
+    async with sandbox(client, volume="work") as handle:
         assert (await handle.shell("cat answer; ls ~")).stdout == "42\n"
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.005, 0.01, 0.02, 0.03, 0.045, 0.06])
-@asynchronous
 async def test_cancelled_creation_leaves_nothing(
     client: LocalClient, own_dirs: Path, marker: str, delay: float
 ) -> None:
@@ -508,7 +476,6 @@ async def test_cancelled_creation_leaves_nothing(
         assert not running(marker)
 
 
-@asynchronous
 async def test_start_timeout(client: LocalClient) -> None:
     """A jail that does not start in time is an error, and gone."""
     with pytest.raises(SandboxTimeout, match="start_timeout"):
@@ -516,7 +483,6 @@ async def test_start_timeout(client: LocalClient) -> None:
     assert await client.list() == []
 
 
-@asynchronous
 async def test_failed_start_says_what_bwrap_said(
     client: LocalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,16 +502,15 @@ async def test_failed_start_says_what_bwrap_said(
     assert any(line.ok is False and "no such luck" in line.fix for line in found)
 
 
-@asynchronous
 async def test_interrupted_creation_is_swept(client: LocalClient, marker: str) -> None:
     """A creator that is killed half-way leaves a record that the next creation clears away."""
     code = (
         "import asyncio, os\n"
-        "from sandbox_kernel.sandboxes.local import LocalClient, launch\n"
+        "from sandbox_kernel.sandboxes.local import LocalClient, jail_start\n"
         "from sandbox_kernel.spec import SandboxSpec\n"
-        "start = launch.Launch.start\n"
+        "start = jail_start.Launch.start\n"
         "def die(self):\n    start(self); os._exit(9)\n"
-        "launch.Launch.start = die\n"
+        "jail_start.Launch.start = die\n"
         f"asyncio.run(LocalClient().create(SandboxSpec(name={marker!r})))\n"
     )
     ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)
@@ -555,21 +520,19 @@ async def test_interrupted_creation_is_swept(client: LocalClient, marker: str) -
     assert (await handle.info()).detail["reason"] == "its creation was interrupted"
     async with sandbox(client):
         assert marker not in await client.list()
-    await eventually(lambda: not running(marker))
+    await until(lambda: not running(marker))
 
 
 # --- the spec ---
 
 
 @pytest.mark.parametrize("field", [{"image": "x"}, {"secrets": ("x",)}, {"egress": ("x",)}])
-@asynchronous
 async def test_refuses_what_it_cannot_enforce(client: LocalClient, field: dict[str, str]) -> None:
     """A field that the jail has no means for is an error that names it."""
     with pytest.raises(SpecRefused, match=next(iter(field))):
         await client.create(SandboxSpec(**field))  # type: ignore[arg-type]
 
 
-@asynchronous
 async def test_bad_specs(client: LocalClient, own_dirs: Path) -> None:
     """Errors in the spec are found before anything is left behind."""
     with pytest.raises(SpecError, match="does not exist"):
@@ -583,7 +546,6 @@ async def test_bad_specs(client: LocalClient, own_dirs: Path) -> None:
         await client.create(SandboxSpec(open_files=2**40))
 
 
-@asynchronous
 async def test_readable_paths(client: LocalClient, own_dirs: Path) -> None:
     """Named host paths can be read and not written; sandbox-kernel's own files stay hidden."""
     shared = own_dirs / "shared"
@@ -605,7 +567,6 @@ def test_backend_is_found_by_name() -> None:
     assert isinstance(load_backend("local"), LocalClient)
 
 
-@asynchronous
 async def test_diagnose(client: LocalClient) -> None:
     """All is well where these tests run."""
     found = await client.diagnose()
@@ -615,7 +576,6 @@ async def test_diagnose(client: LocalClient) -> None:
     assert any("limit" in line.what for line in found)
 
 
-@asynchronous
 async def test_run_once(client: LocalClient) -> None:
     """The shortest way: code in a sandbox that is gone afterwards."""
     assert (await client.run_python("print(6 * 7)", timeout=60)).stdout == "42\n"

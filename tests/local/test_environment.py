@@ -14,9 +14,10 @@ import pytest
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.paths import data_dir
-from sandbox_kernel.sandboxes.local import bubblewrap, environment
-from sandbox_kernel.sandboxes.local.bubblewrap import Bind, Symlink
-from sandbox_kernel.sandboxes.local.environment import PythonEnvironment, describe, overlay_venv
+from sandbox_kernel.sandboxes.local import bubblewrap, environment, identity
+from sandbox_kernel.sandboxes.local.environment import PythonEnvironment, describe
+from sandbox_kernel.sandboxes.local.mounts import Bind, Symlink
+from sandbox_kernel.sandboxes.local.overlay_venv import overlay_venv
 
 from .jails import NOBODY, SYSTEM_PYTHON, Jails, public_bwrap, public_folder
 
@@ -330,7 +331,7 @@ answer([subprocess.run(["sh", "-c", "ls / | wc -l"], capture_output=True).return
 
 def test_the_jail_has_its_own_accounts_and_hosts(here: Jails, tmp_path: Path) -> None:
     """The user is `sandbox` with a home, and the host's name leads to itself."""
-    binds = environment.write_identity(tmp_path / "identity", "jail")
+    binds = identity.write_identity(tmp_path / "identity", "jail")
     found = here.answer(
         """
 import getpass, grp, pwd, socket
@@ -463,7 +464,7 @@ def test_links_in_the_overlay_are_not_followed(venv: Path, tmp_path: Path) -> No
     env = describe(str(venv / "bin/python"))
     overlay = tmp_path / "overlay"
     overlay_venv(env, overlay, TARGET)
-    pth = site_packages(overlay) / environment._PARENT_PTH
+    pth = site_packages(overlay) / "zzz_sandbox_parent.pth"
     for place in (overlay / "pyvenv.cfg", overlay / "bin/python", pth):
         place.unlink()
         place.symlink_to(victim / "file")

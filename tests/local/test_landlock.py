@@ -13,10 +13,10 @@ import pytest
 
 from sandbox_kernel.guest import landlock
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.client import LocalHandle
-from sandbox_kernel.sandboxes.local.control import Control
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
+from sandbox_kernel.sandboxes.local.jail_request import open_request
 
-from .sandboxes import asynchronous, client_that_leaves_nothing, sandbox
+from .sandboxes import client_that_leaves_nothing, sandbox
 
 needs_landlock = pytest.mark.skipif(
     landlock.abi() < landlock.LEAST_ABI, reason="this kernel has no Landlock that will do"
@@ -40,9 +40,9 @@ async def run_with(handle: LocalHandle, code: str, leaked: int) -> str:
         script = 'exec python3 -c "$0" 3<&0 </dev/null'
         request = {"kind": "exec", "argv": ["sh", "-c", script, code], "cwd": "/"}
         fds = [leaked, write, write]
-        control, answer = await Control.request(runtime(handle), request, fds, timeout=30)
+        control, answer = await open_request(runtime(handle), request, fds, timeout=30)
         assert "pid" in answer, answer
-        while "exit" not in await asyncio.wait_for(control.answer(), 30):
+        while "exit" not in await asyncio.wait_for(control.receive(), 30):
             pass
         control.close()
         return os.read(read, 65536).decode()
@@ -52,7 +52,6 @@ async def run_with(handle: LocalHandle, code: str, leaked: int) -> str:
 
 
 @needs_landlock
-@asynchronous
 async def test_a_leaked_folder_of_the_host_leads_nowhere(
     client: LocalClient, tmp_path: Path
 ) -> None:
@@ -81,7 +80,6 @@ print([attempt("secret", os.O_RDONLY, dir_fd=3), attempt("../" * 30 + "etc/shado
 
 
 @needs_landlock
-@asynchronous
 async def test_ordinary_work_is_not_disturbed(client: LocalClient) -> None:
     """Files are renamed and linked across folders, sockets, pipes, queues and devices made and
     opened, terminals used, programs written and run, in every place that is writable."""
@@ -134,13 +132,12 @@ print(json.dumps(done))
             os.close(null)
         assert json.loads(said) == [0, "te", 0, "te", 0, "te", "te", "te", "memory", 0]
         # The wall is up, and the host knows.
-        control, answer = await Control.request(runtime(handle), {"kind": "info"}, timeout=30)
+        control, answer = await open_request(runtime(handle), {"kind": "info"}, timeout=30)
         control.close()
         assert answer["landlock"] == landlock.abi()
 
 
 @needs_landlock
-@asynchronous
 async def test_commands_cannot_look_into_each_other(client: LocalClient) -> None:
     """Each has a layer of its own: memory, descriptors and variables of another command's
     processes are closed to it, but signals reach them, and those of its own children are open."""

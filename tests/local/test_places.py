@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel import places
+from sandbox_kernel import host_identity
 from sandbox_kernel.errors import SandboxElsewhere
 from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes import creation
+from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.spec import SandboxSpec
 from tests.kernels.live import PATIENCE, jail_processes
@@ -121,9 +121,9 @@ def test_a_start_that_is_under_way_elsewhere_is_not_swept(folder: Path) -> None:
     """The process that makes a sandbox on another host is not to be seen here, and yet lives."""
     record = Record("local", "begun", "1" * 12, SandboxSpec(name="begun").to_dict())
     record.data["folders"] = {name: str(folder / name) for name in ("base", "workspace", "runtime")}
-    creation.begin(record)
+    creation_marker.begin(record)
     record.data["creator"] = [2**22 + 1, 1]  # no such process here
-    record.place = {**places.here(), "host": "other-host", "machine": "m", "boot": "b"}
+    record.place = {**host_identity.here(), "host": "other-host", "machine": "m", "boot": "b"}
     Records().reserve(record)
     asyncio.run(LocalClient().sweep())
     assert [found.name for found in Records().list("local")] == ["begun"]
@@ -132,13 +132,13 @@ def test_a_start_that_is_under_way_elsewhere_is_not_swept(folder: Path) -> None:
 def test_places() -> None:
     """The same boot and pid namespace is here, whatever the host is called by now; an earlier boot
     of this host has ended; all else is somebody else's. A record that does not say is ours."""
-    here = places.here()
-    assert places.where({}) == "here"
-    assert places.where(here) == "here"
-    assert places.where({**here, "host": "renamed"}) == "here"
-    assert places.where({**here, "boot": "another"}) == "before"
-    assert places.where({**here, "boot": "another", "host": "other"}) == "elsewhere"
-    assert places.where({**here, "pids": "pid:[1]"}) == "elsewhere"
+    here = host_identity.here()
+    assert host_identity.where({}) == "here"
+    assert host_identity.where(here) == "here"
+    assert host_identity.where({**here, "host": "renamed"}) == "here"
+    assert host_identity.where({**here, "boot": "another"}) == "before"
+    assert host_identity.where({**here, "boot": "another", "host": "other"}) == "elsewhere"
+    assert host_identity.where({**here, "pids": "pid:[1]"}) == "elsewhere"
 
 
 def test_a_record_of_an_earlier_version_is_read(folder: Path) -> None:
@@ -165,7 +165,7 @@ async def _of_an_earlier_boot(folder: Path) -> None:
             for name in ("base", "workspace", "runtime"):
                 record.data.setdefault("folders", {})[name] = str(folder / name)
             record.data["init"] = [bystander.pid, int(start)]
-            record.place = {**places.here(), "boot": "an earlier one"}
+            record.place = {**host_identity.here(), "boot": "an earlier one"}
             Records().reserve(record)
             await LocalClient().remove("before")
             assert bystander.poll() is None

@@ -11,9 +11,9 @@ import pytest
 
 from sandbox_kernel.sandboxes.local import LocalClient
 
-from .sandboxes import asynchronous, client_that_leaves_nothing, sandbox
+from .sandboxes import client_that_leaves_nothing, sandbox
 
-IMPORT = "import sys; sys.path.insert(0, '/opt/sandbox-kernel'); import sandbox_guest.agent"
+IMPORT = "import sys; sys.path.insert(0, '/opt/sandbox-kernel'); import sandbox_guest.guest.agent"
 
 
 @pytest.fixture
@@ -22,7 +22,6 @@ def client(own_dirs: Path) -> Iterator[LocalClient]:
         yield client
 
 
-@asynchronous
 async def test_nothing_is_compiled_in_the_jail(client: LocalClient) -> None:
     """Every module of the guest program comes from its bytecode."""
     async with sandbox(client) as handle:
@@ -34,7 +33,6 @@ async def test_nothing_is_compiled_in_the_jail(client: LocalClient) -> None:
         assert "could not create" not in result.stderr
 
 
-@asynchronous
 async def test_the_cache_may_be_emptied(client: LocalClient, own_dirs: Path) -> None:
     """The next sandbox makes it anew."""
     async with sandbox(client) as handle:

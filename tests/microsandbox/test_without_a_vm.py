@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import struct
 import tempfile
@@ -25,7 +24,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.bootcheck import kvm_problem
 from sandbox_kernel.sandboxes.microsandbox import MicrosandboxClient, images, machine, scripts
-from sandbox_kernel.sandboxes.tinyimage import tiny_layout
+from sandbox_kernel.sandboxes.tiny_image import tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 
 
@@ -50,8 +49,8 @@ def client() -> MicrosandboxClient:
     return made
 
 
-def create(client: MicrosandboxClient, **fields: Any) -> None:
-    asyncio.run(client.create(SandboxSpec.from_mapping(fields)))
+async def create(client: MicrosandboxClient, **fields: Any) -> None:
+    await client.create(SandboxSpec.from_mapping(fields))
 
 
 # --- refusals
@@ -62,7 +61,7 @@ def create(client: MicrosandboxClient, **fields: Any) -> None:
     [
         ("processes", 100),
         ("open_files", 100),
-        ("workspace", "mine"),
+        ("volume", "mine"),
         ("readable", ["/usr/share"]),
         ("python", "/usr/bin/python3"),
         ("secrets", ["token"]),
@@ -70,49 +69,49 @@ def create(client: MicrosandboxClient, **fields: Any) -> None:
         ("cpus", 1.5),
     ],
 )
-def test_what_a_vm_cannot_be_held_to_is_refused(
+async def test_what_a_vm_cannot_be_held_to_is_refused(
     client: MicrosandboxClient, field: str, value: Any
 ) -> None:
     """By its name and with a way out, before anything exists."""
     with pytest.raises(SpecRefused, match=rf"{field}=.*\. \S"):
-        create(client, image="python:3.12", **{field: value})
-    assert asyncio.run(client.list()) == []
+        await create(client, image="python:3.12", **{field: value})
+    assert await client.list() == []
 
 
-def test_an_image_must_be_named(client: MicrosandboxClient) -> None:
+async def test_an_image_must_be_named(client: MicrosandboxClient) -> None:
     """There is no default image that could be taken silently."""
     with pytest.raises(SpecError, match=r"needs an image.*image build"):
-        create(client)
+        await create(client)
 
 
-def test_a_path_that_is_no_layout(client: MicrosandboxClient, tmp_path: Path) -> None:
+async def test_a_path_that_is_no_layout(client: MicrosandboxClient, tmp_path: Path) -> None:
     """A folder without an OCI layout is not asked for at a registry."""
     with pytest.raises(SpecError, match="no folder with an OCI layout"):
-        create(client, image=str(tmp_path))
+        await create(client, image=str(tmp_path))
 
 
-def test_unknown_names(client: MicrosandboxClient) -> None:
+async def test_unknown_names(client: MicrosandboxClient) -> None:
     """Sandboxes and snapshots that are not there."""
     with pytest.raises(SandboxNotFound):
-        asyncio.run(client.get("nobody"))
+        await client.get("nobody")
     with pytest.raises(SandboxNotFound, match="snapshot"):
-        asyncio.run(client.restore("nothing", SandboxSpec()))
-    asyncio.run(client.remove("nobody"))
-    asyncio.run(client.remove_snapshot("nothing"))
-    assert asyncio.run(client.snapshots()) == []
+        await client.restore("nothing", SandboxSpec())
+    await client.remove("nobody")
+    await client.remove_snapshot("nothing")
+    assert await client.snapshots() == []
 
 
 # --- images
 
 
-def test_a_layout_is_loaded_once_for_each_content(tmp_path: Path) -> None:
+async def test_a_layout_is_loaded_once_for_each_content(tmp_path: Path) -> None:
     """Two folders with the same image have one name, which says what is in it."""
 
     async def load_twice() -> list[str]:
         layouts = [tiny_layout(tmp_path / name) for name in ("one", "two")]
         return [await images.load(layout) for layout in layouts]
 
-    first, second = asyncio.run(load_twice())
+    first, second = await load_twice()
     assert first == second
     assert first.startswith("localhost/sandbox-kernel/")
 
@@ -133,10 +132,10 @@ async def _diagnose_and_create(client: MicrosandboxClient, image: str) -> tuple[
 
 
 @pytest.mark.timeout(600)
-def test_a_machine_without_usable_kvm(client: MicrosandboxClient, tmp_path: Path) -> None:
+async def test_a_machine_without_usable_kvm(client: MicrosandboxClient, tmp_path: Path) -> None:
     """``doctor`` and ``create`` say why, in words; nothing is left, neither record nor process."""
     image = str(tiny_layout(tmp_path / "tiny"))
-    diagnosis, error = asyncio.run(_diagnose_and_create(client, image))
+    diagnosis, error = await _diagnose_and_create(client, image)
     assert diagnosis.ok is False
     assert diagnosis.fix
     if kvm_problem() is None:
@@ -145,7 +144,7 @@ def test_a_machine_without_usable_kvm(client: MicrosandboxClient, tmp_path: Path
         assert "kvm" in diagnosis.what.lower() or "not up after" in diagnosis.what
     assert "hopeless" in str(error)
     assert any(words in str(error) for words in ("doctor", "/dev/kvm", "start_timeout"))
-    assert asyncio.run(client.list()) == []
+    assert await client.list() == []
     assert not list((machine.home() / "sandboxes").glob("sk-*"))
 
 
@@ -206,14 +205,14 @@ def test_why_a_vm_ended() -> None:
     assert "KVM_EXIT_INTERNAL_ERROR" in machine.why_not_started("vm")
 
 
-def test_a_creation_that_was_cut_short_is_swept(client: MicrosandboxClient) -> None:
+async def test_a_creation_that_was_cut_short_is_swept(client: MicrosandboxClient) -> None:
     """The record of a creator that is no more goes; one that is being made stays."""
     for name, creator in (("dead", [2**22 + 1, 5]), ("alive", [os.getpid(), _start_time()])):
         record = Record("microsandbox", name, "1", SandboxSpec(name=name).to_dict())
         record.data = {"vm": f"sk-{name}-1", "creator": creator}
         Records().reserve(record)
-    asyncio.run(client.sweep())
-    assert asyncio.run(client.list()) == ["alive"]
+    await client.sweep()
+    assert await client.list() == ["alive"]
 
 
 def _start_time() -> int:

@@ -28,16 +28,17 @@ from jupyter_client import BlockingKernelClient, KernelManager
 pytest.importorskip("boxlite")
 
 from sandbox_kernel.errors import SandboxGone, Unsupported
-from sandbox_kernel.jupyter import hosting
-from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.boxlite import BoxliteClient
-from sandbox_kernel.sandboxes.boxlite.facts import home
+from sandbox_kernel.sandboxes.boxlite.backend import home
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 from tests.conformance.backends import row
-from tests.conformance.conftest import LIMIT, Backend, finish
-from tests.conformance.test_kernels import _START, _until, execute, kernel, sandboxed
+from tests.conformance.conftest import Backend
+from tests.conformance.kernels import START_AND_DIE, attached, execute, kernel, sandboxed
+from tests.helpers.coroutines import finish
+from tests.helpers.waiting import LIMIT, wait_until
+from tests.kernels.live import provisioner_of
 
 LOG = logging.getLogger(__name__)
 MB = 1_000_000
@@ -72,7 +73,7 @@ def backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
         yield Backend(BoxliteClient(), dataclasses.replace(found, spec=spec), prefix)
         with contextlib.suppress(AssertionError):
             os.kill(broker_pid(), signal.SIGTERM)  # who comes next has a broker of its own
-            _until(lambda: not _has_broker())
+            wait_until(lambda: not _has_broker())
     shutil.rmtree(folder)
 
 
@@ -178,7 +179,7 @@ def test_a_stream_that_is_cut(running: Running) -> None:
     """The exec stream breaks in the middle of output: all of it comes, once and in order."""
     tunnel = sandboxed(running[0]).tunnel
     before = tunnel.reconnects
-    cuts = []
+    cuts: list[object] = []
 
     def cut(_: list[str]) -> None:
         if len(cuts) < 2:
@@ -204,7 +205,7 @@ def broker_pid() -> int:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"sandboxes.boxlite.direct:DirectClient" in line:
+            if b"sandboxes.boxlite.sdk_client:DirectClient" in line:
                 return int(pid)
     raise AssertionError("there is no broker")
 
@@ -277,8 +278,8 @@ def test_kernel_death_and_restart(running: Running) -> None:
     execute(client, "open('note', 'w').write('kept')")
     before = sandboxed(manager).handle.id
     client.execute("os.kill(os.getpid(), 9)")
-    _until(lambda: not manager.is_alive())
-    assert "SIGKILL" in manager.provisioner.death
+    wait_until(lambda: not manager.is_alive())
+    assert "SIGKILL" in str(provisioner_of(manager).death)
     manager.restart_kernel(now=True)
     client.wait_for_ready(timeout=LIMIT)
     reply, printed = execute(client, "print(open('note').read()); kept")
@@ -317,7 +318,7 @@ def test_a_stopped_box(running: Running, backend: Backend) -> None:
             finish(backend.client.remove(copy.name))
     finally:
         finish(backend.client.remove_snapshot("kept"))
-    _until(lambda: not manager.is_alive())
+    wait_until(lambda: not manager.is_alive())
     manager.restart_kernel(now=True)
     client.wait_for_ready(timeout=LIMIT)
     assert execute(client, "print(open('note').read())")[1] == "kept\n"
@@ -330,34 +331,18 @@ def test_a_host_process_that_is_killed(backend: Backend, monkeypatch: pytest.Mon
     for name, value in backend.environment().items():
         monkeypatch.setenv(name, value)
     before = len(machines())
-    command = [sys.executable, "-c", _START, "x = 41", str(LIMIT)]
+    command = [sys.executable, "-c", START_AND_DIE, "x = 41", str(LIMIT)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     name, connection = json.loads(ran.stdout)
     boxes = _boxes()
-
-    async def attach() -> SandboxedKernel:
-        found = await SandboxedKernel.attach(backend.client, name, LOG)
-        found.listen(hosting.addresses(connection))
-        return found
-
-    attached = finish(attach())
-    try:
-        client = BlockingKernelClient()
-        client.load_connection_info(connection)
-        client.start_channels()
-        try:
-            client.wait_for_ready(timeout=LIMIT)
-            assert execute(client, "print(x + 1)")[1] == "42\n"
-        finally:
-            client.stop_channels()
+    with attached(backend.client, name, connection) as (found, client):
+        assert execute(client, "print(x + 1)")[1] == "42\n"
         assert _boxes() == boxes
         assert len(machines()) > before
-    finally:
-        finish(attached.remove())
     assert len(machines()) == before
     with pytest.raises(SandboxGone):
-        finish(attached.handle.exec("true"))
+        finish(found.handle.exec("true"))
 
 
 @pytest.mark.slow

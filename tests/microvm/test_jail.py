@@ -11,22 +11,10 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.limits import MIB, Cgroup
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
+from sandbox_kernel.sandboxes.local.limits import MIB
 from sandbox_kernel.spec import SandboxSpec
-
-HOG = "held = []\nwhile True: held.append(b'x' * (4 << 20))"
-BOMB = """
-import os, time
-made = 0
-try:
-    while made < 200:
-        if os.fork() == 0:
-            time.sleep(600); os._exit(0)
-        made += 1
-except OSError as error:
-    print("refused", made, flush=True)
-os.killpg(0, 9)
-"""
+from tests.local.hogs import BOMB, HOG
 
 
 async def _try(client: LocalClient) -> list[str]:

@@ -10,15 +10,13 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -27,13 +25,18 @@ from jupyter_client import BlockingKernelClient, KernelManager
 pytest.importorskip("microsandbox")
 
 from sandbox_kernel.errors import SandboxExists, SandboxGone, SessionRefused, SpecRefused
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter.connections import addresses, endpoint_folder
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.microsandbox import MicrosandboxClient, machine
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
-from tests.conformance.conftest import LIMIT, finish
+from sandbox_kernel.tunnel.endpoints import PRIORITY
+from tests.conformance.kernels import kernel
+from tests.helpers.coroutines import finish
+from tests.helpers.own_folders import own_folders
+from tests.helpers.waiting import LIMIT, wait_until
+from tests.kernels.live import provisioner_of
 
 LOG = logging.getLogger(__name__)
 MB = 1_000_000
@@ -57,12 +60,8 @@ def machines() -> list[str]:
 def folders() -> Iterator[None]:
     """Records of this run apart from the user's; afterwards no VM that was not there before."""
     before = len(machines())
-    folder = tempfile.mkdtemp(prefix="sk-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SANDBOX_KERNEL_DATA_DIR", os.path.join(folder, "data"))
-        patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", os.path.join(folder, "run"))
+    with own_folders():
         yield
-    shutil.rmtree(folder)
     assert len(machines()) == before, machines()
 
 
@@ -93,20 +92,12 @@ Running = tuple[KernelManager, BlockingKernelClient]
 @pytest.fixture(scope="module")
 def running(chosen: None) -> Iterator[Running]:
     """The kernel that the tests share, through our provisioner."""
-    manager = KernelManager(kernel_name="sandbox")
-    manager.start_kernel()
-    jupyter = manager.client()
-    try:
-        jupyter.start_channels()
-        jupyter.wait_for_ready(timeout=LIMIT)
-        yield manager, jupyter
-    finally:
-        jupyter.stop_channels()
-        manager.shutdown_kernel(now=True)
+    with kernel() as running:
+        yield running
 
 
 def sandboxed(running: Running) -> SandboxedKernel:
-    found = running[0].provisioner._kernel
+    found = provisioner_of(running[0])._kernel
     assert isinstance(found, SandboxedKernel)
     return found
 
@@ -136,14 +127,14 @@ def printed(jupyter: BlockingKernelClient, code: str) -> str:
 class Copy:
     """A client of a kernel that was forked or restored, on endpoints of its own."""
 
-    def __init__(self, kernel: SandboxedKernel, connection: dict[str, Any]) -> None:
+    def __init__(self, kernel: SandboxedKernel, connection: Mapping[str, Any]) -> None:
         self.kernel = kernel
-        folder = hosting.endpoint_folder()
-        ports = {f"{name}_port": n for n, name in enumerate(hosting.PRIORITY, 1)}
-        own = {**connection, **ports, "transport": "ipc", "ip": f"{folder}/k"}
+        folder = endpoint_folder()
+        ports = {f"{name}_port": n for n, name in enumerate(PRIORITY, 1)}
+        own: Any = {**connection, **ports, "transport": "ipc", "ip": f"{folder}/k"}
 
         async def listen() -> None:
-            kernel.listen(hosting.addresses(own), folder)
+            kernel.listen(addresses(own), folder)
 
         finish(listen())
         self.client = BlockingKernelClient()
@@ -236,7 +227,7 @@ def test_cut_streams(running: Running) -> None:
     """The exec stream breaks in the middle of output: all of it comes, once and in order."""
     tunnel = sandboxed(running).tunnel
     before = tunnel.reconnects
-    cuts = []
+    cuts: list[str] = []
 
     def cut(text: str) -> None:
         if len(cuts) < 3:
@@ -398,8 +389,8 @@ def test_kernel_death(running: Running) -> None:
     """A kernel that dies is noticed, with its signal, and can be started anew."""
     manager, jupyter = running
     jupyter.execute("import os; os.kill(os.getpid(), 9)")
-    _until(lambda: not manager.is_alive())
-    assert "SIGKILL" in manager.provisioner.death
+    wait_until(lambda: not manager.is_alive())
+    assert "SIGKILL" in str(provisioner_of(manager).death)
     manager.restart_kernel(now=True)
     jupyter.wait_for_ready(timeout=LIMIT)
     assert printed(jupyter, "print('anew')") == "anew"
@@ -414,17 +405,10 @@ def test_a_stopped_sandbox_is_started_again(running: Running) -> None:
     assert not machine.processes(handle._vm)  # type: ignore[attr-defined]
     with pytest.raises(SandboxGone, match="stopped"):
         finish(handle.exec("true", timeout=60))
-    _until(lambda: not manager.is_alive())
+    wait_until(lambda: not manager.is_alive())
     manager.restart_kernel(now=True)
     jupyter.wait_for_ready(timeout=LIMIT)
     assert printed(jupyter, "print(open('note').read())") == "from before"
-
-
-def _until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 _START = """

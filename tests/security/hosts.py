@@ -78,10 +78,11 @@ class Host:
             "SANDBOX_KERNEL_DATA_DIR": str(self.data),
             "SANDBOX_KERNEL_RUNTIME_DIR": str(folder / "run"),
         }
-        python, script, user = sys.executable, str(Path(__file__).with_name("hostprocess.py")), {}
+        python, script = sys.executable, Path(__file__).with_name("hostprocess.py")
+        user: dict[str, Any] = {}
         if uid is not None:
             python, user = SYSTEM_PYTHON, {"user": uid, "group": uid, "extra_groups": []}
-            script = shutil.copy(script, folder)
+            script = Path(shutil.copy(script, folder))
             source = Path(sandbox_kernel.__file__).parent
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(source, folder / "lib" / "sandbox_kernel", ignore=ignored)

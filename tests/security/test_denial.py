@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.guest.jailinit import LOG_LIMIT
+from sandbox_kernel.guest.commands.start import LOG_LIMIT
+from tests.helpers.waiting import wait_until
 
 from .hosts import Failed, Host, Jail
 
 MIB = 2**20
-
-
-def until(true: Callable[[], object], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def in_cgroup(jail: Jail, name: str) -> bool:
@@ -186,7 +179,7 @@ def test_the_hosts_own_use_of_the_disk_is_never_charged(victim: Host) -> None:
         hide = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); time.sleep(600)"
         jail.call("spawn", argv=["python3", "-c", hide])
         jail.call("spawn", argv=["sleep", "600"])
-        until(lambda: jail.call("info")["detail"]["processes"] == 2)
+        wait_until(lambda: jail.call("info")["detail"]["processes"] == 2)
         big = victim.home / "big"
         for _ in range(2):
             for step in range(1, 5):
@@ -273,7 +266,7 @@ def test_a_flood_of_log_does_not_grow(victim: Host) -> None:
     with victim.jail() as jail:
         jail.call("spawn", argv=["/bin/sh", "-c", r"printf '\033[2J\007'; yes 0123456789abcdef"])
         log = Path(jail.call("folder")) / "log"
-        until(lambda: "cut here" in log.read_bytes()[:100].decode(errors="replace"))
+        wait_until(lambda: "cut here" in log.read_bytes()[:100].decode(errors="replace"))
         largest = max(log.stat().st_size for _ in range(2000))
         assert largest <= LOG_LIMIT + MIB
         shown = jail.call("logs")
@@ -286,7 +279,7 @@ def test_terminal_sequences_in_the_log_are_harmless(victim: Host) -> None:
     """Nobody's screen is cleared by reading a log."""
     with victim.jail() as jail:
         jail.call("spawn", argv=["printf", r"\033]0;title\007\033[2Jshown\n"])
-        until(lambda: "shown" in jail.call("logs"))
+        wait_until(lambda: "shown" in jail.call("logs"))
         assert not {"\033", "\007"} & set(jail.call("logs"))
 
 

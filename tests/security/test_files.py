@@ -92,9 +92,9 @@ def test_a_sandbox_that_failed_to_be_removed_is_replaced(victim: Host) -> None:
 def test_a_named_workspace_full_of_traps_is_used_again(victim: Host) -> None:
     """The next sandbox gets it as it is; the host looks at nothing in it."""
     canary = _canary(victim)
-    with victim.jail(workspace="traps") as jail:
+    with victim.jail(volume="traps") as jail:
         jail.answer('os.symlink(sys.argv[1], "/workspace/link"); answer(None)', str(canary))
-    with victim.jail(workspace="traps") as jail:
+    with victim.jail(volume="traps") as jail:
         assert jail.answer('answer(attempt(os.listdir, "/workspace/link"))') == "ENOENT"
     assert _unharmed(canary)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_kernel.sandboxes.local.private import SETTINGS, shown_with
+from sandbox_kernel.sandboxes.local.hidden_paths import SETTINGS, shown_with
 from tests.local.jails import SYSTEM_PYTHON
 
 from .hosts import Host, Jail

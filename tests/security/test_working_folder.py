@@ -26,13 +26,13 @@ import sandbox_kernel
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.images import debian, wheels
 from sandbox_kernel.images.target import Target
-from sandbox_kernel.jupyter import hosting
+from sandbox_kernel.jupyter import kernel_command
 from sandbox_kernel.jupyter.kernelspec import list_kernelspecs, write_kernelspec
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-from sandbox_kernel.sandboxes.broker import launch as broker
-from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, environment, program
+from sandbox_kernel.sandboxes.broker import startup as broker
+from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, environment, guest_copy
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.workspace.leftovers import Leftovers, save_leftovers
+from sandbox_kernel.workspace.ended_sandboxes import Leftovers, save_leftovers
 from sandbox_kernel.workspace.store import Store
 
 from .hosts import why_not
@@ -116,8 +116,8 @@ def find_maker() -> None:
 
 
 def compile_guest() -> None:
-    program._compiled.cache_clear()
-    program.compiled_guest(sys.executable, (3, 9), "/shown")
+    guest_copy._compiled.cache_clear()
+    guest_copy.compiled_guest(sys.executable, (3, 9), "/shown")
 
 
 def compile_packages() -> None:
@@ -215,7 +215,7 @@ def test_an_interpreter_that_a_sandbox_can_write_is_not_run(
     if where == "named":
         monkeypatch.setenv("SANDBOX_KERNEL_PYTHON", str(top / ".venv" / "bin" / "python"))
         configuration = SandboxProvisioner(kernel_id="x").configuration()
-        hosting.check_out_of_reach(configuration, ["python"], str(made.path))
+        kernel_command.check_out_of_reach(configuration, ["python"], str(made.path))
 
 
 def test_every_module_that_starts_processes_is_known_here() -> None:
@@ -224,7 +224,7 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
     starts = re.compile(
         r"subprocess\.(run|Popen|check_\w+|call)\(|create_subprocess|posix_spawn\(|os\.exec"
     )
-    inside = re.compile(r"guest/|sandboxes/(boxlite/supervisor|islo/relay)|images/packages")
+    inside = re.compile(r"guest/|sandboxes/missing_packages")
     found = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
@@ -233,15 +233,15 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
     assert {name for name in found if not inside.match(name)} == {
         "images/debian.py",
         "images/wheels.py",
-        "programs.py",
-        "sandboxes/broker/launch.py",
+        "host_programs.py",
+        "sandboxes/broker/startup.py",
         "sandboxes/local/bubblewrap.py",
         "sandboxes/local/environment.py",
-        "sandboxes/local/launch.py",
-        "sandboxes/local/program.py",
-        "sandboxes/local/scope.py",  # busctl, found as bubblewrap is
+        "sandboxes/local/jail_start.py",
+        "sandboxes/local/guest_copy.py",
+        "sandboxes/local/systemd_scope.py",  # busctl, found as bubblewrap is
         "sandboxes/microsandbox/machine.py",  # a program of the SDK's, by its absolute path, in /
-        "workspace/leftovers.py",
+        "workspace/ended_sandboxes.py",
     }
 
 

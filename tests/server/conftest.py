@@ -13,8 +13,9 @@ import pytest
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap
 from tests.emulators.running import Running, started
+from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import own_folder
-from tests.kernels.live import jail_processes, wait_until
+from tests.kernels.live import jail_processes
 
 from .running import JupyterServer
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.sandboxes.base import Capabilities, SandboxHandle, SandboxInfo
+from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
+from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.processes import ProcessId
 
 
 def members(init: int) -> list[int]:
@@ -65,7 +66,7 @@ def freezing(handle: SandboxHandle) -> SandboxHandle:
     async def resume() -> None:
         signalled(members(first), signal.SIGCONT)
 
-    async def told() -> SandboxInfo:
+    async def info_when_frozen() -> SandboxInfo:
         if stopped():
             name, id_ = handle.name, handle.id
             return SandboxInfo(name, id_, handle.backend, "paused", 0.0)  # it cannot be asked
@@ -73,5 +74,5 @@ def freezing(handle: SandboxHandle) -> SandboxHandle:
 
     handle.pause = pause  # type: ignore[method-assign]
     handle.resume = resume  # type: ignore[method-assign]
-    handle.info = told  # type: ignore[method-assign]
+    handle.info = info_when_frozen  # type: ignore[method-assign]
     return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,6 +22,9 @@ from jupyter_server.services.kernels.connection.base import (
     serialize_msg_to_ws_v1,
 )
 
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.waiting import wait_until
 from tests.kernels.live import PATIENCE
 
 V1 = "v1.kernel.websocket.jupyter.org"
@@ -65,15 +69,17 @@ class JupyterServer:
                 cwd=self.root,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        deadline = time.monotonic() + PATIENCE
-        while wait:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            try:
-                self.get("/api/status")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
+        if wait:
+            wait_until(self._answers, "the server answers")
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log
+        try:
+            self.get("/api/status")
+        except (urllib.error.URLError, ConnectionError):
+            return False
+        return True
 
     def end(self, signum: int = signal.SIGTERM) -> None:
         if self.process is not None:
@@ -276,3 +282,13 @@ class Tab:
         reply = self.until_done(request)
         assert reply["status"] == "ok", reply
         return self.text(request)
+
+
+def open_notebook(server: JupyterServer, path: str) -> tuple[str, Tab]:
+    session = server.session(path)
+    return session["id"], Tab(server, session["kernel"]["id"])
+
+
+def kill_the_sandbox() -> None:
+    for record in Records().list("local"):
+        asyncio.run(LocalClient().remove(record.name))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.smalldisk import needs_root, small_disk
+from tests.helpers.small_disk import needs_root, small_disk
 
 from .conftest import StartServer
 from .running import Tab

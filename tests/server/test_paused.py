@@ -11,7 +11,7 @@ import pytest
 from sandbox_kernel.records import Records
 from sandbox_kernel.workspace import Store, name_for_notebook
 from tests.emulators.running import Running
-from tests.kernels.live import wait_until
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartServer, statuses
 from .running import JupyterServer, Tab

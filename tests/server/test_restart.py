@@ -13,9 +13,9 @@ import pytest
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import KernelStarter
-from tests.kernels.live import wait_until
-from tests.kernels.test_processes import attach
+from tests.kernels.other_process import attach
 
 from .conftest import StartServer
 from .running import JupyterServer, Tab
@@ -86,7 +86,7 @@ def the_sandbox() -> str:
 
 @pytest.mark.slow
 def test_a_cell_that_ends_without_a_server(server: JupyterServer) -> None:
-    """What it printed, and how it ended, is told to the client that comes back."""
+    """The client that comes back gets its output, and how it ended."""
     tab = Tab(server, server.session("n.ipynb")["kernel"]["id"])
     cell = tab.begin(
         "import os, time\nprint('begun', flush=True)\n"

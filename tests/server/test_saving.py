@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 import websocket
 
-from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
-from sandbox_kernel.records import Records
-from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.jupyter.server.save_hooks import SAVE_EVENTS
 from sandbox_kernel.workspace import Store, name_for_notebook
-from tests.kernels.live import PATIENCE, wait_until
+from tests.helpers.waiting import wait_until
+from tests.kernels.live import PATIENCE
 
 from .conftest import StartServer
-from .running import TOKEN, JupyterServer, Tab
+from .running import TOKEN, JupyterServer, kill_the_sandbox, open_notebook
 
 WRITE = """
 import os, pathlib
@@ -57,16 +55,6 @@ def saved(server: JupyterServer, path: str, count: int = 1) -> None:
     wait_until(lambda: len(saves(server, path)) >= count or None, f"save {count} of {path}")
 
 
-def open_notebook(server: JupyterServer, path: str) -> tuple[str, Tab]:
-    session = server.session(path)
-    return session["id"], Tab(server, session["kernel"]["id"])
-
-
-def kill_the_sandbox() -> None:
-    for record in Records().list("local"):
-        asyncio.run(LocalClient().remove(record.name))
-
-
 @pytest.mark.slow
 def test_files_come_back(server: JupyterServer) -> None:
     """Saved, the sandbox killed, opened again: byte for byte, with modes and times."""
@@ -100,7 +88,7 @@ def test_a_save_that_fails(server: JupyterServer, folder: Path) -> None:
     server.notebook("n.ipynb", ("saved = True",))
     assert "saved = True" in (server.root / "n.ipynb").read_text()
     name = workspace_of(server, "n.ipynb")
-    wait_until(lambda: f"Workspace {name} was not saved: " in server.log, "the error in the log")
+    wait_until(lambda: f"workspace {name} was not saved: " in server.log, "the error in the log")
     store.unlink()
     (folder / "data" / "away").rename(store)
     server.notebook("n.ipynb", ("saved = 2",))
@@ -250,7 +238,7 @@ def test_first_opening_and_mirror(make_server: StartServer) -> None:
     assert tab.run("print(open('last').read())") == "by the sandbox\n"
     said = [m["content"]["text"] for m in tab.messages if m["content"].get("name") == "stderr"]
     assert len(said) == 1
-    assert ": last. The kernel has those of the workspace" in " ".join(said[0].split())
+    assert ": last. The kernel has the workspace's versions" in " ".join(said[0].split())
 
 
 @pytest.mark.slow
@@ -286,8 +274,8 @@ def test_failed_saves_are_in_the_log(server: JupyterServer, folder: Path) -> Non
     command = [sys.executable, "-m", "sandbox_kernel", "workspace", "log"]
     # By its name, and by the path of the notebook.
     for spelled in (name, str(server.root / "n.ipynb")):
-        told = subprocess.run([*command, spelled, "--json"], capture_output=True, check=True)
-        history = json.loads(told.stdout)
+        ran = subprocess.run([*command, spelled, "--json"], capture_output=True, check=True)
+        history = json.loads(ran.stdout)
         assert [one["kind"] for one in history] == ["persist", "failed", "persist"]
         assert ".sandboxignore has more than" in history[1]["message"]
     table = subprocess.run([*command, name], capture_output=True, check=True, text=True).stdout

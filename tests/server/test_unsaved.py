@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -18,22 +17,23 @@ from typing import Any
 import fsspec
 import pytest
 import websocket
-from jupyter_client import KernelManager
 from moto.server import ThreadedMotoServer
 
 from sandbox_kernel.errors import WorkspaceError
-from sandbox_kernel.jupyter import workspaces
-from sandbox_kernel.jupyter.server.saving import SAVE_EVENTS
+from sandbox_kernel.jupyter import kernel_workspace
+from sandbox_kernel.jupyter.server.save_hooks import SAVE_EVENTS
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.workspace import Store, blobs, export, packs
 from tests.emulators.running import Running
-from tests.kernels.live import PATIENCE, jail_processes, run_cell, wait_until
-from tests.smalldisk import needs_root, small_disk
+from tests.helpers.small_disk import needs_root, small_disk
+from tests.helpers.waiting import wait_until
+from tests.kernels.live import PATIENCE, jail_processes, provisioner_of, run_cell
 from tests.workspace.faultyproxy import FaultyProxy
 
 from .conftest import statuses
 from .running import TOKEN, JupyterServer, Tab
+from .saving_kernels import break_store, kernel, mend_store, run_kernel
 
 CLI = Path(sys.executable).with_name("sandbox-kernel")
 
@@ -46,42 +46,8 @@ def named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "store"
 
 
-@contextlib.contextmanager
-def kernel(code: str = "") -> Iterator[KernelManager]:
-    """A kernel that has run some code; whoever asks for it shuts it down."""
-    manager = KernelManager(kernel_name="sandbox")
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=PATIENCE)
-        ran = run_cell(client, code)
-        assert ran.reply["status"] == "ok", ran
-        manager.printed = ran.text()
-        yield manager
-    finally:
-        client.stop_channels()
-
-
-def run_kernel(code: str) -> str:
-    with kernel(code) as manager:
-        manager.shutdown_kernel()
-        return str(manager.printed)
-
-
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([CLI, *arguments], capture_output=True, text=True, timeout=PATIENCE)
-
-
-def break_store(store: Path) -> None:
-    """No file can be written any more, whoever tries, as on a disk that is full."""
-    (store / "tmp").rename(store / "away")
-    (store / "tmp").write_text("")
-
-
-def mend_store(store: Path) -> None:
-    (store / "tmp").unlink()
-    (store / "away").rename(store / "tmp")
 
 
 def test_a_failed_last_save_keeps_the_sandbox(
@@ -122,8 +88,8 @@ def test_a_failed_last_save_keeps_the_sandbox(
 
 def test_the_next_start_saves_first(named: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who simply opens the notebook again goes on with what could not be saved then, and it is
-    saved before the first cell runs. What is on another host is only told. ``rm --force`` gives it
-    up instead."""
+    saved before the first cell runs. The log names what is on another host. ``rm --force``
+    gives it up instead."""
     with kernel("open('f', 'w').write('kept')") as manager:
         break_store(named)
         manager.shutdown_kernel()
@@ -138,7 +104,7 @@ def test_the_next_start_saves_first(named: Path, caplog: pytest.LogCaptureFixtur
     here, record.place = record.place, {"host": "far away"}
     Records().save(record)
     assert run_kernel("print(open('f').read())") == "more\n"
-    assert "That is on another host" in caplog.text
+    assert "They are on another host" in caplog.text
     record.place = here
     Records().save(record)
     assert cli("rm", "--force", record.name).returncode == 0
@@ -183,7 +149,7 @@ def test_files_of_a_sandbox_that_was_killed(
             manager.shutdown_kernel()
             pytest.skip("no file system can be made for a sandbox here")
         os.kill(record.data["init"][0], signal.SIGKILL)
-        wait_until(lambda: manager.provisioner.death, "the end of the sandbox")
+        wait_until(lambda: provisioner_of(manager).death, "the end of the sandbox")
         manager.shutdown_kernel()
     assert not Records().list("local")
     export(Store.open(), "work", folder / "out")
@@ -214,12 +180,12 @@ def test_a_server_tells_its_clients(named: Path, server: JupyterServer) -> None:
     )
     break_store(named)
     server.request("DELETE", f"/api/kernels/{kernel_id}")
-    told: dict[str, str] = {}
-    while told.get("schema_id") != SAVE_EVENTS:
-        told = json.loads(events.recv())
+    event: dict[str, str] = {}
+    while event.get("schema_id") != SAVE_EVENTS:
+        event = json.loads(events.recv())
     events.close()
-    assert told["status"] == "failed"
-    assert "sandbox-kernel workspace save work" in told["message"]
+    assert event["status"] == "failed"
+    assert "sandbox-kernel workspace save work" in event["message"]
     body = {"kernel": {"name": "sandbox"}, "name": "", "path": "n.ipynb", "type": "notebook"}
     _, refusal = server.refused("POST", "/api/sessions", body)
     assert "older than those in sandbox" in " ".join(refusal.split())
@@ -260,9 +226,9 @@ def test_a_silent_sandbox_does_not_hold_up_a_shutdown(
 ) -> None:
     """Code in the sandbox stops the process there that saves files. The shutdown does not wait for
     it for long, and ends all that runs; the files are there at the next start."""
-    monkeypatch.setattr(workspaces, "SILENCE", 3.0, raising=False)
+    monkeypatch.setattr(kernel_workspace, "SILENCE", 3.0)
     with kernel("open('f', 'w').write('first')") as manager:
-        asyncio.run(manager.provisioner.save())  # from then on there is such a process
+        asyncio.run(provisioner_of(manager).save())  # from then on there is such a process
         client = manager.client()
         client.start_channels()
         client.wait_for_ready(timeout=PATIENCE)
@@ -279,7 +245,7 @@ import sys
 from jupyter_client import KernelManager
 from tests.emulators.running import Running
 from tests.kernels.live import run_cell
-from tests.server.test_unsaved import break_store
+from tests.server.saving_kernels import break_store
 from pathlib import Path
 manager = KernelManager(kernel_name="sandbox")
 manager.start_kernel()
@@ -333,7 +299,7 @@ def test_the_limit_of_a_last_save(s3: FaultyProxy, monkeypatch: pytest.MonkeyPat
     """A store that answers slowly is waited for as long as the save goes on, also if that is longer
     than the limit; a store that does not answer at all only for the limit, and what was not saved
     then is kept."""
-    monkeypatch.setattr(workspaces, "LAST_SAVE_TIMEOUT", 4.0)
+    monkeypatch.setattr(kernel_workspace, "LAST_SAVE_TIMEOUT", 4.0)
     monkeypatch.setattr(packs, "PACK_SIZE", 2**16)
     with kernel("import os; open('f', 'wb').write(os.urandom(8 * 2**20))") as manager:
         s3.delay = 1.0  # for each of eight packs and more
@@ -355,11 +321,11 @@ def test_the_limit_of_a_last_save(s3: FaultyProxy, monkeypatch: pytest.MonkeyPat
 
 DIES = """
 import os, sys
-from sandbox_kernel.jupyter import workspaces
-from tests.server.test_unsaved import kernel
+from sandbox_kernel.jupyter import kernel_workspace
+from tests.server.saving_kernels import kernel
 async def killed(*arguments, **options):
     os.kill(os.getpid(), 9)
-workspaces.last_save = killed
+kernel_workspace.last_save = killed
 with kernel(sys.argv[1]) as manager:
     manager.shutdown_kernel()
 """
@@ -378,7 +344,7 @@ def test_a_process_that_is_killed_while_it_saves(folder: Path) -> None:
 
 LEFT = """
 import os, signal, sys
-from tests.server.test_unsaved import kernel
+from tests.server.saving_kernels import kernel
 with kernel(sys.argv[1]):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -434,14 +400,14 @@ def test_files_that_others_have_gone_on_from(
 def test_opened_again_during_the_last_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is shut down, its last save takes a while, and the notebook is opened again
     meanwhile: the new kernel waits for the files, instead of beginning without them."""
-    save, saving, go_on = workspaces.last_save, threading.Event(), threading.Event()
+    save, saving, go_on = kernel_workspace.last_save, threading.Event(), threading.Event()
 
     async def slow(*arguments: Any, **options: Any) -> str:
         saving.set()
         await asyncio.to_thread(go_on.wait, PATIENCE)
         return await save(*arguments, **options)
 
-    monkeypatch.setattr(workspaces, "last_save", slow)
+    monkeypatch.setattr(kernel_workspace, "last_save", slow)
     with kernel("open('f', 'w').write('kept')") as manager:
         shutdown = threading.Thread(target=manager.shutdown_kernel)
         shutdown.start()
@@ -456,7 +422,7 @@ def test_opened_again_during_the_last_save(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_store_that_does_not_answer(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call to the store comes back. A shutdown waits for the limit, and not for the store, also
     if the sandbox was killed before and its files are read from the disk; they are kept."""
-    monkeypatch.setattr(workspaces, "LAST_SAVE_TIMEOUT", 3.0)
+    monkeypatch.setattr(kernel_workspace, "LAST_SAVE_TIMEOUT", 3.0)
     answers = threading.Event()
     with kernel("open('f', 'w').write('kept')") as manager, pytest.MonkeyPatch.context() as patch:
         for call in ("get", "put", "names", "folders"):
@@ -470,7 +436,7 @@ def test_a_store_that_does_not_answer(killed: bool, monkeypatch: pytest.MonkeyPa
         if killed:
             (record,) = Records().list("local")
             os.kill(record.data["init"][0], signal.SIGKILL)
-            wait_until(lambda: manager.provisioner.death, "the end of the sandbox")
+            wait_until(lambda: provisioner_of(manager).death, "the end of the sandbox")
         shutdown = threading.Thread(target=manager.shutdown_kernel, daemon=True)
         shutdown.start()
         shutdown.join(PATIENCE / 2)

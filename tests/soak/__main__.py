@@ -21,7 +21,8 @@ from pathlib import Path
 from sandbox_kernel.jupyter.kernelspec import write_kernelspec
 from sandbox_kernel.records import Records
 from tests.emulators.running import started
-from tests.kernels.live import wait_until
+from tests.helpers.signals import heed_signals
+from tests.helpers.waiting import wait_until
 from tests.server.running import JupyterServer
 
 from .actor import Actor, Gate
@@ -36,6 +37,7 @@ GRACE = 0
 
 
 def main() -> int:
+    heed_signals()
     minutes = float(os.environ.get("SOAK_MINUTES", "30"))
     seed = int(os.environ.get("SOAK_SEED") or random.randrange(10**6))
     print(f"soak: {minutes:g} minutes, SOAK_SEED={seed}", flush=True)

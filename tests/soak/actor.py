@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from sandbox_kernel.workspace import Store, name_for_notebook
-from tests.kernels.live import PATIENCE, wait_until
+from tests.helpers.waiting import wait_until
+from tests.kernels.live import PATIENCE
 from tests.server.running import JupyterServer, NotDone, Tab
 
 LINES = 2000
@@ -147,7 +148,7 @@ class Actor(threading.Thread):
 
     def _prints(self, request: str) -> bool:
         message = self._tab.read()
-        return message["parent"] == request and message["kind"] == "stream"
+        return (message["parent"], message["kind"]) == (request, "stream")
 
     def restart(self) -> None:
         self._server.request("POST", f"/api/kernels/{self._tab.kernel_id}/restart")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,10 @@ from sandbox_kernel.sandboxes.superserve import SuperserveClient
 from sandbox_kernel.sandboxes.superserve import client as module
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
+from tests.conformance.kernels import execute, kernel, sandboxed
+from tests.conformance.processes import not_running
+from tests.helpers.waiting import until
 
-from ..conformance.test_kernels import execute, kernel, sandboxed
-from ..conformance.test_surface import not_running
 from ..emulators.running import Running
 from ..hosted.sandboxes import LIMIT, creations, sandbox, set_status
 from .sandboxes import at_the_service
@@ -39,10 +41,10 @@ CREATE = "POST /sandboxes$"
     [{"kind": "lose"}, pytest.param({"kind": "slow", "seconds": 35}, marks=pytest.mark.long)],
 )
 async def test_a_create_that_times_out_after_succeeding(
-    client: SuperserveClient, emulator: Running, fault: dict[str, object]
+    client: SuperserveClient, emulator: Running, fault: dict[str, Any]
 ) -> None:
     """The answer is lost: the one sandbox that was made is found again and used."""
-    emulator.fault(CREATE, **fault)  # type: ignore[arg-type]
+    emulator.fault(CREATE, **fault)
     async with sandbox(client, start_timeout=100) as handle:
         assert (await handle.shell("echo mine", timeout=LIMIT)).stdout == "mine\n"
         assert creations(emulator) == 1
@@ -73,14 +75,15 @@ async def test_a_create_that_fails_leaves_nothing(
 ) -> None:
     """Neither at the service nor on this disk, and it is not tried a second time."""
     monkeypatch.setattr(module, "_LOOK_UP", 0.5)
-    for fault, error in (
+    faults: tuple[tuple[dict[str, Any], type[SandboxError]], ...] = (
         ({"kind": "status", "status": 503}, SandboxUnavailable),
         ({"kind": "status", "status": 401}, SandboxUnavailable),
         ({"kind": "status", "status": 409}, SandboxError),
         ({"kind": "drop"}, SandboxUnavailable),
-    ):
+    )
+    for fault, error in faults:
         emulator.clear()
-        emulator.fault(CREATE, **fault)  # type: ignore[arg-type]
+        emulator.fault(CREATE, **fault)
         with pytest.raises(error, match=r"'failing' was not created"):
             await client.create(SandboxSpec(name="failing"))
         assert creations(emulator) == 1
@@ -123,8 +126,7 @@ async def test_a_cancelled_create_leaves_nothing(
     """Whoever waited for it has gone."""
     emulator.fault(CREATE, "slow", seconds=2)
     creating = asyncio.ensure_future(client.create(SandboxSpec(name="cancelled")))
-    while not at_the_service(emulator):
-        await asyncio.sleep(0.05)
+    await until(lambda: at_the_service(emulator))
     creating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await creating

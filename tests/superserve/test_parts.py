@@ -7,9 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_kernel.jupyter.idle import Activity
-from sandbox_kernel.sandboxes import supervised
-from sandbox_kernel.sandboxes.supervised import Marks
+from sandbox_kernel.jupyter.idle_pause import Activity
+from sandbox_kernel.sandboxes import wrapped_command
+from sandbox_kernel.sandboxes.wrapped_command import Marks
 
 OUTPUT = st.lists(st.binary(max_size=30) | st.just(b"\0") | st.just(b"\n"), max_size=8)
 
@@ -42,17 +42,22 @@ def test_a_mark_without_an_end_is_bounded() -> None:
 
 def test_what_the_sandbox_says_is_checked() -> None:
     """Numbers are numbers of a sane size, or nothing."""
-    assert supervised.process("12 345") == (12, "345")
-    assert supervised.process("12 ") == (12, "-")
-    assert supervised.exit_code("-9") == -9
+    assert wrapped_command.process("12 345") == (12, "345")
+    assert wrapped_command.process("12 ") == (12, "-")
+    assert wrapped_command.exit_code("-9") == -9
     for words in ("", "x", "1 2 3", "9" * 50, "-1 0"):
-        assert supervised.process(words) is None
+        assert wrapped_command.process(words) is None
     for words in ("", "x", "1e5", "99999"):
-        assert supervised.exit_code(words) is None
+        assert wrapped_command.exit_code(words) is None
 
 
 def status(state: object, request: str = "a", kind: str = "status") -> list[bytes]:
-    parts = ({"msg_type": kind}, {"msg_id": request}, {}, {"execution_state": state})
+    parts: tuple[dict[str, object], ...] = (
+        {"msg_id": "1", "msg_type": kind},
+        {"msg_id": request},
+        {},
+        {"execution_state": state},
+    )
     encoded = [json.dumps(part).encode() for part in parts]
     return [b"kernel.1.status", b"<IDS|MSG>", b"signature", *encoded]
 

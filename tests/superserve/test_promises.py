@@ -13,8 +13,8 @@ from sandbox_kernel.errors import ExecFailed, SandboxUnavailable, SpecRefused
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.superserve import SuperserveClient, request
 from sandbox_kernel.spec import SandboxSpec
+from tests.helpers.waiting import until
 
-from ..conformance.conftest import until
 from ..emulators.running import Running
 from ..hosted.sandboxes import LIMIT, sandbox
 from .sandboxes import at_the_service
@@ -127,11 +127,12 @@ async def test_our_own_lapse_is_made_good(client: SuperserveClient, emulator: Ru
     command resumes it, since nobody has asked for the pause."""
     async with sandbox(client, lease_seconds=1) as handle:
         stream = await handle.open_stream(["sleep", "1000"])
-        assert handle._keeping is not None
-        handle._keeping.cancel()  # as if this process had not run
+        renewing = handle._lease._renewing
+        assert renewing is not None
+        renewing.cancel()  # as if this process had not run
 
         async def paused() -> bool:
-            return (await handle.info()).status == "paused"
+            return bool((await handle.info()).status == "paused")
 
         await until(paused)
         assert (await handle.shell("echo back", timeout=LIMIT)).stdout == "back\n"

@@ -128,7 +128,14 @@ def main() -> int:
                 text = text.replace(word, value)
             (folder / file).write_text(text)
             (folder / file).chmod(0o755)
-        machine = [kernel, "mem=1500M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
+        machine = [
+            str(kernel),
+            "mem=1500M",
+            "root=/dev/root",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+        ]
         machine += [f"init={folder}/init.sh", "con=null", "con0=null,fd:1", "ssl=null", "quiet"]
         ran = subprocess.run(
             machine,

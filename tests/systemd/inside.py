@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 from sandbox_kernel.sandboxes.local import LocalClient
-from sandbox_kernel.sandboxes.local.limits import MIB, Cgroup
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
+from sandbox_kernel.sandboxes.local.limits import MIB
 from sandbox_kernel.spec import SandboxSpec
-from tests.microvm.test_jail import BOMB, HOG
+from tests.local.hogs import BOMB, HOG
 
 PATIENCE = 300.0
 
@@ -53,7 +54,7 @@ async def unlimited(client: LocalClient) -> None:
     handle = await client.create(SandboxSpec(start_timeout=PATIENCE))
     try:
         assert handle._record.data["cgroup"] is None
-        assert "no cgroup can be had here" in " ".join(handle.weaknesses)
+        assert "no cgroup can be made here" in " ".join(handle.weaknesses)
     finally:
         await client.remove(handle.name)
 

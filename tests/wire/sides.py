@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox_kernel.guest.wire.codec import RAW, make_codec
-from sandbox_kernel.guest.wire.frames import Buffer, Frame, FrameDecoder
-from sandbox_kernel.guest.wire.mux import DEFAULT_WINDOW, Data, Event, Mux
-from sandbox_kernel.guest.wire.session import Session
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire.codec import PREAMBLE, RAW, make_codec
+from sandbox_kernel.wire.connection import AgentConnection, HostConnection
+from sandbox_kernel.wire.frames import Buffer, Frame, FrameDecoder
+from sandbox_kernel.wire.handshake import Hello, Welcome, encode_welcome
+from sandbox_kernel.wire.mux import DEFAULT_WINDOW, Data, Event, Mux
+from sandbox_kernel.wire.session import Session
 
 PLENTY = 2**30
 
@@ -42,6 +45,33 @@ class Side:
 def pair(window: int = DEFAULT_WINDOW) -> tuple[Side, Side]:
     """A host and a guest whose link is up."""
     return Side(host=True, window=window), Side(host=False, window=window)
+
+
+HI = Hello(VERSION, "5e55", "70ce", 0, False, True)
+
+
+def shaken_hands(
+    host: Mux, guest: Mux, codec: str = RAW, *, checked: bool = True, now: float = 0.0
+) -> tuple[HostConnection, AgentConnection]:
+    """The two ends of a new link whose handshake is done."""
+    ours, theirs = HostConnection(host, HI._replace(checked=checked), codec), AgentConnection(codec)
+    theirs.receive_data(b"".join(ours.data_to_send(0)))
+    (hello,) = theirs.events(now)
+    assert isinstance(hello, Hello)
+    theirs.accept(guest, hello, now)
+    ours.receive_data(PREAMBLE + b"".join(theirs.data_to_send(0)))
+    assert isinstance(next(ours.events(now)), Welcome)
+    return ours, theirs
+
+
+def welcomed(host: Mux, received: int = 0, behind: bytes = b"", now: float = 0.0) -> HostConnection:
+    """The host's end of a link, and a guest that has said WELCOME and some more."""
+    ours = HostConnection(host, HI, RAW)
+    ours.data_to_send(0)
+    welcome = encode_welcome(Welcome(VERSION, HI.session, received))
+    ours.receive_data(PREAMBLE + welcome + behind)
+    assert isinstance(next(ours.events(now)), Welcome)
+    return ours
 
 
 def data_of(events: Sequence[Event]) -> bytes:

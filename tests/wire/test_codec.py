@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 import pytest
 
-from sandbox_kernel.guest.wire import WireError
-from sandbox_kernel.guest.wire.codec import (
+from sandbox_kernel.wire import WireError
+from sandbox_kernel.wire.codec import (
     BASE64,
     CODECS,
     MAX_BANNER,
@@ -18,9 +19,10 @@ from sandbox_kernel.guest.wire.codec import (
     PreambleFilter,
     make_codec,
 )
+from sandbox_kernel.wire.frames import Buffer
 
 
-def joined(buffers: list[bytes]) -> bytes:
+def joined(buffers: Sequence[Buffer]) -> bytes:
     return b"".join(buffers)
 
 
@@ -68,7 +70,7 @@ def test_a_line_without_end_is_not_kept() -> None:
     """What waits for its end is bounded."""
     codec = Base64Codec()
     assert codec.decode(b"A" * MAX_LINE) == b""
-    with pytest.raises(WireError, match="a line of more than"):
+    with pytest.raises(WireError, match="line is longer than"):
         codec.decode(b"A")
 
 

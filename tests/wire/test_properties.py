@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sandbox_kernel.guest.wire import VERSION
-from sandbox_kernel.guest.wire import session as session_module
-from sandbox_kernel.guest.wire.codec import CODECS
-from sandbox_kernel.guest.wire.frames import encode
-from sandbox_kernel.guest.wire.handshake import (
+from sandbox_kernel.wire import VERSION
+from sandbox_kernel.wire import session as session_module
+from sandbox_kernel.wire.codec import CODECS
+from sandbox_kernel.wire.frames import encode
+from sandbox_kernel.wire.handshake import (
     Hello,
     Welcome,
     decode_answer,
@@ -29,7 +29,7 @@ from sandbox_kernel.guest.wire.handshake import (
     encode_hello,
     encode_welcome,
 )
-from sandbox_kernel.guest.wire.mux import (
+from sandbox_kernel.wire.mux import (
     CHUNK,
     HIGH_WATER,
     INITIAL_WINDOW,
@@ -263,7 +263,6 @@ class Wire(RuleBasedStateMachine):
             self.patch.undo()
 
     def _drain(self) -> None:
-        self.lines = None
         self.connect(codec=CODECS[0], checked=True, welcome_lost=False)
         assert self.lines is not None
         total = sum(flow.written for flow in self.flows.values())

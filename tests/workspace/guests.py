@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.workspace.reports import HydrateReport, Limits, SaveInfo, SaveReport
+from sandbox_kernel.workspace.conversation import Talk
+from sandbox_kernel.workspace.receive import persist_over
+from sandbox_kernel.workspace.reports import HydrateReport, Quota, SaveInfo, SaveReport
+from sandbox_kernel.workspace.send import hydrate_over
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.transfer import hydrate_over, persist_over
 
 SERVE = """
 import socket, sys
@@ -43,14 +45,14 @@ class Guest:
     def persist(self, store: Store, name: str = "work", **limits: int) -> SaveReport:
         with self.connect() as sock:
             facts = facts_of(name, self.name)
-            return persist_over(sock, store, facts, str(self.folder), limits=Limits(**limits))
+            return persist_over(Talk(sock), store, facts, str(self.folder), Quota(**limits))
 
     def hydrate(
         self, store: Store, name: str = "work", at: str = "", *, exact: bool = True
     ) -> HydrateReport:
         with self.connect() as sock:
             save = store.find(name, at)
-            return hydrate_over(sock, store, save, self.name, str(self.folder), exact=exact)
+            return hydrate_over(Talk(sock), store, save, self.name, str(self.folder), exact=exact)
 
     def close(self) -> None:
         self._control.close()
@@ -82,3 +84,14 @@ def snapshot(folder: Path) -> dict[str, Any]:
                 value.append(stat.S_IMODE(status.st_mode))
             found[key] = value
     return found
+
+
+WRITER = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+for line in sys.stdin:
+    at, byte = map(int, line.split())
+    memory[at] = byte
+    print(memory[at], flush=True)
+"""

@@ -9,21 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sandbox_kernel.guest.workspace.layout import CHUNK, digest
-from sandbox_kernel.guest.workspace.messages import (
-    FINISH,
-    OBJECT,
-    OFFER,
-    PERSIST,
-    RESULT,
-    WANT,
-    Ended,
-    Messages,
-)
+from sandbox_kernel.guest.workspace.messages import Ended, Kind, Messages
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, digest
+from sandbox_kernel.workspace.conversation import Talk
 from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
-from sandbox_kernel.workspace.reports import HydrateReport, Limits, SaveInfo, SaveReport
+from sandbox_kernel.workspace.receive import persist_over
+from sandbox_kernel.workspace.reports import HydrateReport, Quota, SaveInfo, SaveReport
+from sandbox_kernel.workspace.send import hydrate_over
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.transfer import hydrate_over, persist_over
 from tests.workspace.guests import facts_of
 
 DATA = b"harmless"
@@ -160,15 +153,15 @@ class Liar:
     def persist(
         self, store: Store, name: str = "work", *, patience: float | None = None, **limits: int
     ) -> SaveReport:
-        with self._talking(PERSIST) as ours:
+        with self._talking(Kind.PERSIST) as ours:
             ours.settimeout(patience)
             facts = facts_of(name, "liar")
-            return persist_over(ours, store, facts, "/w", limits=Limits(**limits))
+            return persist_over(Talk(ours), store, facts, "/w", Quota(**limits))
 
     def hydrate(self, store: Store, name: str = "work") -> HydrateReport:
         """It has nothing yet, takes all that it is sent, and begins to lie at the end of that."""
-        with self._talking(PERSIST, FINISH) as ours:
-            return hydrate_over(ours, store, store.find(name), "liar", "/w")
+        with self._talking(Kind.PERSIST, Kind.FINISH) as ours:
+            return hydrate_over(Talk(ours), store, store.find(name), "liar", "/w")
 
     @contextlib.contextmanager
     def _talking(self, *until: int) -> Iterator[socket.socket]:
@@ -201,9 +194,9 @@ class Liar:
 
 def offer(messages: Messages, *objects: tuple[int, bytes]) -> bytes:
     """Offer objects by their true hashes; what the host answers."""
-    messages.send(OFFER, b"".join(bytes([kind]) + digest(data) for kind, data in objects))
+    messages.send(Kind.OFFER, b"".join(bytes([kind]) + digest(data) for kind, data in objects))
     kind, wanted = messages.receive()
-    assert kind == WANT
+    assert kind == Kind.WANT
     return bytes(wanted)
 
 
@@ -212,19 +205,18 @@ def send_all(messages: Messages, *objects: tuple[int, bytes]) -> None:
         part = objects[start : start + 1000]
         for (_, data), wanted in zip(part, offer(messages, *part), strict=True):
             if wanted:
-                messages.send(OBJECT, b"\0", data)
+                messages.send(Kind.OBJECT, b"\0", data)
 
 
 def result(messages: Messages, tree: str, **more: Any) -> None:
     value = {"tree": tree, "problems": [], "problem_count": 0, "files": 0, "bytes": 0, **more}
-    messages.send_json(RESULT, value)
+    messages.send_json(Kind.RESULT, value)
 
 
 def plant(store: Store, name: str, trees: Trees) -> SaveInfo:
     """A save that holds an attack, as if somebody had written to the store."""
-    writer = store.writer()
-    for kind, data in dict.fromkeys(trees.objects):
-        writer.add(kind, digest(data), 0, data, len(data))
-    writer.close()
+    with store.writer() as writer:
+        for kind, data in dict.fromkeys(trees.objects):
+            writer.add(kind, digest(data), 0, data, len(data))
     root = digest(trees.objects[-1][1]).hex()
     return store.publish(SaveInfo("", name, root, 0.0, packs=writer.names))

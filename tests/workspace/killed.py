@@ -16,9 +16,11 @@ import threading
 from types import FrameType
 from typing import Any
 
-from sandbox_kernel.workspace.reports import Limits
+from sandbox_kernel.workspace.conversation import Talk
+from sandbox_kernel.workspace.receive import persist_over
+from sandbox_kernel.workspace.reports import Quota
+from sandbox_kernel.workspace.send import hydrate_over
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.transfer import hydrate_over, persist_over
 from tests.workspace.guests import facts_of
 
 OURS = os.path.join("sandbox_kernel", "workspace", "")
@@ -48,9 +50,9 @@ def main() -> None:
         watch(int(point))
         store = Store.open(url)
         if what == "persist":
-            persist_over(sock, store, facts_of("work"), folder, limits=Limits())
+            persist_over(Talk(sock), store, facts_of("work"), folder, Quota())
         else:
-            hydrate_over(sock, store, store.find("work"), "guest", folder)
+            hydrate_over(Talk(sock), store, store.find("work"), "guest", folder)
     sys.settrace(None)
     print(seen)
 

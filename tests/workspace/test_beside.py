@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.errors import StoreError
-from sandbox_kernel.workspace.collect import collect, verify
+from sandbox_kernel.workspace.garbage import collect, verify
 from sandbox_kernel.workspace.reports import SaveInfo
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
@@ -26,7 +26,7 @@ CLI = Path(sys.executable).with_name("sandbox-kernel")
 
 def gc(store: Store, *options: str) -> str:
     """Garbage is collected by another process; what it says."""
-    command = [CLI, "workspace", "gc", "--grace", "0", "--store", store.url, *options]
+    command = [str(CLI), "workspace", "gc", "--grace", "0", "--store", store.url, *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -56,7 +56,7 @@ def test_a_process_that_lives_on_after_a_gc(store: Store, new_guest: NewGuest) -
         (guest.folder / f"f{number}").write_text(str(number))
         guest.persist(store)
     assert len(packs(store)) == 35
-    assert "35 written anew" in gc(store)
+    assert "35 rewritten" in gc(store)
     assert len(packs(store)) == 1
     for kept in (store, Store.open(store.url)):
         other = new_guest(f"for-{id(kept)}")
@@ -86,7 +86,12 @@ def test_a_gc_in_the_middle_of_a_save(
     assert verify(Store.open(store.url)).problems == []
 
     Store.open(store.url).remove("work")
-    before_publishing(store, monkeypatch, lambda: [path.unlink() for path in packs(store)])
+
+    def lose_packs() -> None:
+        for path in packs(store):
+            path.unlink()
+
+    before_publishing(store, monkeypatch, lose_packs)
     assert guest.persist(store).new_bytes > 1_999_999
     assert verify(Store.open(store.url)).problems == []
     assert not list(Path(store.url, "claims").iterdir())
@@ -104,7 +109,7 @@ def test_a_pack_that_waits_for_its_end(store: Store, new_guest: NewGuest) -> Non
     (guest.folder / "b").unlink()
     guest.persist(store)
     with Store.open(store.url).saving():
-        assert "1 written anew" in gc(store, "--keep", "1")
+        assert "1 rewritten" in gc(store, "--keep", "1")
     assert store.doomed()
     (guest.folder / "d").write_text("d")
     assert guest.persist(store).new_bytes < 10_000

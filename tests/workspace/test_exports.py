@@ -13,7 +13,7 @@ from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError
 from sandbox_kernel.workspace import trash
 from sandbox_kernel.workspace.exports import export
 from sandbox_kernel.workspace.imports import import_folder
-from sandbox_kernel.workspace.reports import Limits, UploadPolicy
+from sandbox_kernel.workspace.reports import Quota, UploadPolicy
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.guests import Guest, snapshot
 
@@ -287,7 +287,7 @@ def test_import_by_policy(store: Store, folder: Path) -> None:
     assert import_folder(store, "all", folder).new
     assert not import_folder(store, "all", folder).new
     with pytest.raises(QuotaExceeded, match="Biggest"):
-        import_folder(store, "all", folder, limits=Limits(max_files=2))
+        import_folder(store, "all", folder, quota=Quota(max_files=2))
     with pytest.raises(WorkspaceError, match="cannot be read"):
         import_folder(store, "all", folder / "nowhere")
 
@@ -338,9 +338,9 @@ def test_holes_cost_nothing(
         file.truncate(256 * 2**20)
     guest.persist(store)
     export(store, "work", folder, mirror=True)
-    with (guest.folder / "big").open("r+b") as file:
-        file.seek(200 * 2**20)
-        file.write(b"x")
+    with (guest.folder / "big").open("r+b") as changed:
+        changed.seek(200 * 2**20)
+        changed.write(b"x")
     guest.persist(store)
     read = 0
     pread = os.pread
@@ -354,11 +354,11 @@ def test_holes_cost_nothing(
     assert export(store, "work", folder, mirror=True).written == ["big"]
     assert read < 8 * 2**20
     assert (folder / "big").stat().st_blocks * 512 < 8 * 2**20
-    with (folder / "big").open("r+b") as file:
-        file.write(bytes(2**20))
-    with (guest.folder / "big").open("r+b") as file:
-        file.seek(100 * 2**20)
-        file.write(b"y")
+    with (folder / "big").open("r+b") as changed:
+        changed.write(bytes(2**20))
+    with (guest.folder / "big").open("r+b") as changed:
+        changed.seek(100 * 2**20)
+        changed.write(b"y")
     guest.persist(store)
     assert export(store, "work", folder, mirror=True).written == ["big"]
     assert read < 16 * 2**20
@@ -378,7 +378,7 @@ def test_apparent_sizes_count(store: Store, guest: Guest, folder: Path) -> None:
     assert sorted(report.written) == ["result", "small hole"]
     assert [line.split(":")[0] for line in report.skipped] == ["hole"]
     assert not (folder / "hole").exists()
-    assert export(store, "work", folder, limits=Limits(max_bytes=2**37)).written == ["hole"]
+    assert export(store, "work", folder, quota=Quota(max_bytes=2**37)).written == ["hole"]
 
 
 def test_policies() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.workspace import identity
+from sandbox_kernel.workspace import notebook_identity
 from sandbox_kernel.workspace.exports import export
 from sandbox_kernel.workspace.imports import import_folder
-from sandbox_kernel.workspace.names import name_for_notebook
+from sandbox_kernel.workspace.reports import SaveInfo
 from sandbox_kernel.workspace.store import Store
+from sandbox_kernel.workspace.workspaces import name_for_notebook
 from tests.workspace.guests import Guest
 
 
@@ -37,13 +38,13 @@ class Desk:
     def open(self, name: str) -> tuple[str, list[str]]:
         """As a kernel does; its id, and the files that it would have."""
         place = name_for_notebook(self.path(name))
-        id_, self.told = identity.claim(self.store, place, self.path(name))
+        id_, self.told = notebook_identity.claim(self.store, place, self.path(name))
         save = self.store.latest(place)
         return id_, [path for path, _ in self.store.files(save)] if save else []
 
     def save(self, name: str, file: str, id_: str = "") -> str:
         """A kernel's save, with one more file; where it went."""
-        place = identity.place_of(self.store, name_for_notebook(self.path(name)), id_)
+        place = notebook_identity.place_of(self.store, name_for_notebook(self.path(name)), id_)
         files = self.folder / "files" / name
         files.mkdir(parents=True, exist_ok=True)
         (files / file).write_text(file)
@@ -64,7 +65,7 @@ def test_a_new_notebook_inherits_nothing(desk: Desk) -> None:
     desk.save("Untitled.ipynb", "private", id_)
     assert desk.open("Untitled.ipynb") == (id_, ["private"])  # the same file, still without a cell
     desk.write("Untitled.ipynb", ("a", "x = 1"), ("b", "y = 2"))
-    identity.note(
+    notebook_identity.note(
         desk.store, name_for_notebook(desk.path("Untitled.ipynb")), id_, desk.path("Untitled.ipynb")
     )
     shutil.move(desk.path("Untitled.ipynb"), desk.path("backup"))
@@ -123,7 +124,7 @@ def test_copies_of_a_template(desk: Desk) -> None:
     id_, _ = desk.open("may.ipynb")
     desk.write("may.ipynb", ("t", "x = 1"), ("u", "y = 3"))
     name = name_for_notebook(desk.path("may.ipynb"))
-    identity.note(desk.store, name, id_, desk.path("may.ipynb"))
+    notebook_identity.note(desk.store, name, id_, desk.path("may.ipynb"))
     desk.save("may.ipynb", "private", id_)
     os.unlink(desk.path("may.ipynb"))
     shutil.copy(desk.path("template.ipynb"), desk.path("june.ipynb"))
@@ -159,13 +160,13 @@ def test_renamed_onto_a_leftover(desk: Desk) -> None:
     name, new = (name_for_notebook(desk.path(n)) for n in ("n.ipynb", "old.ipynb"))
 
     os.rename(desk.path("n.ipynb"), desk.path("old.ipynb"))
-    told = identity.move(desk.store, name, new, desk.path("old.ipynb"))
+    told = notebook_identity.move(desk.store, name, new, desk.path("old.ipynb"))
     assert "-old-" in told[0]
     assert desk.open("old.ipynb") == (id_, ["ours"])
     # As a save ends that had begun before: it is published under the name that it knew.
     save = replace(desk.store.find(new), workspace=name, id="")
     late = desk.store.publish(replace(save, extra={"late": True}))
-    settled = identity.settle(desk.store, late, id_)
+    settled = notebook_identity.settle(desk.store, late, id_)
     assert settled.workspace == new
     assert desk.store.ids(name) == []
     assert desk.store.find(new).extra == {"late": True}
@@ -185,7 +186,7 @@ def test_moved_with_its_folder(desk: Desk, guest: Guest) -> None:
     guest.persist(desk.store, name)
     export(desk.store, name, desk.folder / "a", mirror=True)
     os.rename(desk.folder / "a", desk.folder / "b")
-    identity.move(desk.store, name, new, desk.path("b/n.ipynb"))
+    notebook_identity.move(desk.store, name, new, desk.path("b/n.ipynb"))
     (guest.folder / "result").write_text("22")
     guest.persist(desk.store, new)
     report = export(desk.store, new, desk.folder / "b", mirror=True)
@@ -193,7 +194,7 @@ def test_moved_with_its_folder(desk: Desk, guest: Guest) -> None:
 
 
 def test_a_store_with_one_workspace_renamed_in_the_middle_of_a_save(
-    desk: Desk, guest: Guest
+    desk: Desk, guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that is saved under the old name while it is moved is deleted."""
     desk.write("n.ipynb", ("n", "y"))
@@ -203,14 +204,14 @@ def test_a_store_with_one_workspace_renamed_in_the_middle_of_a_save(
     guest.persist(desk.store, name)
     copied = desk.store._copy_save
 
-    def slow(save: object, *rest: str) -> None:
-        copied(save, *rest)  # type: ignore[arg-type]
-        desk.store._copy_save = copied  # type: ignore[method-assign]
+    def slow(save: SaveInfo, new: str, notebook: str) -> None:
+        copied(save, new, notebook)
+        monkeypatch.undo()
         (guest.folder / "f").write_text("22")
         guest.persist(desk.store, name)
 
-    desk.store._copy_save = slow  # type: ignore[method-assign]
-    identity.move(desk.store, name, "new", desk.path("m.ipynb"))
+    monkeypatch.setattr(desk.store, "_copy_save", slow)
+    notebook_identity.move(desk.store, name, "new", desk.path("m.ipynb"))
     assert len(desk.store.ids("new")) == 2
     assert desk.store.ids(name) == []
-    assert identity.place_of(desk.store, name, id_) == "new"
+    assert notebook_identity.place_of(desk.store, name, id_) == "new"

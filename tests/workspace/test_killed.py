@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.workspace.collect import verify
+from sandbox_kernel.workspace.garbage import verify
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot

@@ -17,15 +17,7 @@ from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest
 
-WRITER = """
-import mmap, sys
-with open(sys.argv[1], "r+b") as file:
-    memory = mmap.mmap(file.fileno(), 0)
-for line in sys.stdin:
-    at, byte = map(int, line.split())
-    memory[at] = byte
-    print(memory[at], flush=True)
-"""
+from .guests import WRITER
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
-from sandbox_kernel.guest.workspace import scan as scanning
-from sandbox_kernel.guest.workspace.known import Folder
-from sandbox_kernel.guest.workspace.layout import CHUNK, PAGE_MOST, build_tree, pack, unpack
-from sandbox_kernel.guest.workspace.scan import Rules, Scan
-from sandbox_kernel.workspace.collect import verify
+from sandbox_kernel.guest.workspace.ignore_file import Rules
+from sandbox_kernel.guest.workspace.scan import Scan
+from sandbox_kernel.guest.workspace.scan_cache import Folder
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, PAGE_MOST, build_tree, pack, unpack
+from sandbox_kernel.workspace.garbage import verify
 from sandbox_kernel.workspace.imports import import_folder
 from sandbox_kernel.workspace.reports import UploadPolicy
 from sandbox_kernel.workspace.store import Store
@@ -213,11 +213,11 @@ def test_permission_errors_are_listed(tmp_path: Path, monkeypatch: pytest.Monkey
             raise PermissionError(13, "Permission denied")
         return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scanning.os, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
     class Nothing:
         def chunk(self, hash_: bytes, data: bytes) -> None: ...
-        def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+        def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
         def tree(self, hash_: bytes, data: bytes) -> None: ...
         def progress(self, files: int, size: int) -> None: ...
 
@@ -302,10 +302,10 @@ def test_an_ignore_file_that_cannot_be_obeyed(guest: Guest, store: Store) -> Non
     refuses("it has more than 65536 bytes")
     path.unlink()
     path.mkdir()
-    refuses("it is no regular file")
+    refuses("it is not a regular file")
     path.rmdir()
     os.mkfifo(path)
-    refuses("it is no regular file")
+    refuses("it is not a regular file")
     path.unlink()
     for target in ("elsewhere", "secret-link"):
         (guest.folder / "secret-link").touch()
@@ -314,7 +314,7 @@ def test_an_ignore_file_that_cannot_be_obeyed(guest: Guest, store: Store) -> Non
         path.unlink()
     (guest.folder / "secret-link").unlink()
     path.write_text("secret-*\n", encoding="utf-16")
-    refuses("it is no text in UTF-8")
+    refuses("it is not UTF-8 text")
     path.write_bytes(b"\xef\xbb\xbfsecret-\xff\n")
     save = guest.persist(store).save
     assert [name for name, _ in store.files(save)] == [".sandboxignore"]

@@ -11,8 +11,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from sandbox_kernel.errors import SandboxUnavailable, StoreError
-from sandbox_kernel.workspace.collect import collect, verify
 from sandbox_kernel.workspace.exports import export
+from sandbox_kernel.workspace.garbage import collect, verify
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.conftest import NewGuest
 from tests.workspace.faultyproxy import FaultyProxy

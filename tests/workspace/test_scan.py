@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sandbox_kernel.guest.workspace import glance
-from sandbox_kernel.guest.workspace.known import Folder
-from sandbox_kernel.guest.workspace.scan import Rules, Scan
+from sandbox_kernel.guest.workspace import parallel_stat
+from sandbox_kernel.guest.workspace.ignore_file import Rules
+from sandbox_kernel.guest.workspace.scan import Scan
+from sandbox_kernel.guest.workspace.scan_cache import Folder
 
 RULES = Rules([(r"^(?:.+/)?ignored$", True)])
 FOLDERS, FILES = 30, 80
@@ -26,7 +27,7 @@ class Nowhere:
     """A Sink for a scan that is only to know."""
 
     def chunk(self, hash_: bytes, data: bytes) -> None: ...
-    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+    def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
     def tree(self, hash_: bytes, data: bytes) -> None: ...
     def progress(self, files: int, size: int) -> None: ...
 
@@ -150,7 +151,12 @@ def test_a_large_tree_is_looked_at_by_several_processes(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     made = []
     fork = os.fork
-    monkeypatch.setattr(os, "fork", lambda: made.append(1) or fork())
+
+    def counted() -> int:
+        made.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", counted)
     cache = Folder()
     first = scan(tree, cache)
     assert not made, "nothing is known yet"
@@ -169,7 +175,9 @@ def die(root: int, places: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "instead"), [(os, "fork", refuse), (glance, "_look", die)], ids=["no", "dead"]
+    ("where", "name", "instead"),
+    [(os, "fork", refuse), (parallel_stat, "_look", die)],
+    ids=["no", "dead"],
 )
 def test_without_other_processes(
     tree: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any
@@ -191,13 +199,13 @@ def test_processes_whose_answers_nobody_wants_are_ended(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     cache = Folder()
     scan(tree, cache)
-    monkeypatch.setattr(glance, "_ended", [])
-    monkeypatch.setattr(glance, "_look", lambda root, places: time.sleep(1000))
-    looking = glance.Glance()
+    monkeypatch.setattr(parallel_stat, "_ended", [])
+    monkeypatch.setattr(parallel_stat, "_look", lambda root, places: time.sleep(1000))
+    looking = parallel_stat.ParallelStat()
     looking.start(os.open(tree, os.O_RDONLY), cache)
     looking.close()
-    assert len(glance._ended) == 2
-    ends = [os.waitpid(child, 0)[1] for child in glance._ended]
+    assert len(parallel_stat._ended) == 2
+    ends = [os.waitpid(child, 0)[1] for child in parallel_stat._ended]
     assert [os.WTERMSIG(end) for end in ends] == [signal.SIGKILL] * 2
 
 

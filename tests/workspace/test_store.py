@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import SandboxError, StoreError, WorkspaceExists, WorkspaceNotFound
-from sandbox_kernel.workspace import collect as collecting
+from sandbox_kernel.workspace import garbage as collecting
 from sandbox_kernel.workspace.blobs import LocalBlobs
-from sandbox_kernel.workspace.collect import collect, verify
-from sandbox_kernel.workspace.ids import new_id
-from sandbox_kernel.workspace.names import name_for_notebook
+from sandbox_kernel.workspace.garbage import collect, verify
 from sandbox_kernel.workspace.store import Store
+from sandbox_kernel.workspace.workspaces import name_for_notebook, new_id
 from tests.workspace.conftest import NewGuest
 from tests.workspace.guests import Guest, snapshot
 

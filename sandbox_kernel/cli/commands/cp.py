@@ -1,4 +1,4 @@
-"""``sandbox-kernel cp``: files into a sandbox, and out of it."""
+"""``sandbox-kernel cp``."""
 
 from __future__ import annotations
 
@@ -10,59 +10,47 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.exec_ import positive
-from sandbox_kernel.cli.find import sandbox
-from sandbox_kernel.cli.parser import Commands, add_command, add_which_backend
-from sandbox_kernel.cli.text import note
+from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.cli.options import Commands, add_command, add_timeout, add_which_backend
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout
-from sandbox_kernel.guest import copying
+from sandbox_kernel.guest import copy_stream
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
 
 PATIENCE = 60.0
-"""Seconds without a byte after which the other side is given up."""
-TIMEOUT = 3600.0
+"""Seconds without a byte after which the copy fails."""
 _MAX_WORDS = 4096
 _MOST_SKIPPED = 20
 T = TypeVar("T")
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "cp",
-        run,
-        "copy files or folders into a sandbox, or out of it",
-        details="One of the two is NAME:PATH,\nwith a path in the sandbox (from /workspace on). "
-        "What is copied into a folder that is there\ngets its own name in it. Nothing that is here "
-        "is written over without --force, and no folder\nat all; what comes out of a sandbox "
-        "appears when it is complete, without hidden files and\nlinks that lead out of it. A "
-        "file here whose name has a colon is ./its:name.",
-        usage="NAME:PATH PATH | PATH NAME:PATH",
-        examples=(
-            "cp kernel-1a2b3c4d:results.csv .",
-            "cp work/demo.ipynb:/workspace/plots ./plots",
-            "cp data.csv kernel-1a2b3c4d:",
-        ),
-    )
+    parser = add_command(commands, "cp", run, usage="NAME:PATH PATH | PATH NAME:PATH")
     parser.add_argument("source", metavar="SOURCE", help="NAME:PATH, or a path here")
     parser.add_argument("target", metavar="TARGET", help="NAME:PATH, or a path here")
     parser.add_argument("-f", "--force", action="store_true", help="replace a file that is here")
     parser.add_argument("--hidden", action="store_true", help="also names that begin with a dot")
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=TIMEOUT,
-        metavar="SECONDS",
-        help="give up after so long (default: an hour)",
-    )
+    add_timeout(parser, 3600.0)
     parser.add_argument("--max-files", type=int, metavar="N", help="default: 500,000")
     parser.add_argument("--max-bytes", type=int, metavar="N", help="default: 20 GiB")
     add_which_backend(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Copy files or folders into a sandbox, or out of it.
+
+    One of the two is NAME:PATH, with a path in the sandbox (relative to /workspace). A copy into an
+    existing folder keeps its own name there. Nothing on this host is overwritten without --force,
+    and folders never are. A copy out of a sandbox appears when it is complete, without hidden
+    files and links that lead out of it. A file here whose name has a colon is ./its:name.
+
+    examples:
+      sandbox-kernel cp kernel-1a2b3c4d:results.csv .
+      sandbox-kernel cp work/demo.ipynb:/workspace/plots ./plots
+      sandbox-kernel cp data.csv kernel-1a2b3c4d:
+    """
     arguments.source, arguments.target = map(
         os.path.expanduser, (arguments.source, arguments.target)
     )
@@ -73,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """Name (or notebook) and path, if that is what it is."""
+    """Name (or notebook) and path, if the text is NAME:PATH."""
     name, colon, path = text.partition(":")
     here = name.startswith(("/", ".", "~")) and not name.endswith(NOTEBOOK)
     return (name, path) if colon and name and not here else None
@@ -93,21 +81,23 @@ async def _copy(
             raise
         except TimeoutError:
             raise SandboxTimeout(
-                f"Copying did not end within {arguments.timeout:g} s. Give a longer --timeout."
+                f"The copy from or to sandbox {handle.name!r} did not end within "
+                f"{arguments.timeout:g} s. Give a longer --timeout."
             ) from None
 
 
 async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.workspace.copies import Receiver
-    from sandbox_kernel.workspace.reports import Limits
+    # lazy: start-up time
+    from sandbox_kernel.workspace.copy_out import CopyWriter
+    from sandbox_kernel.workspace.reports import Quota
 
     given = {"max_files": arguments.max_files, "max_bytes": arguments.max_bytes}
-    receiver = Receiver(
+    receiver = CopyWriter(
         arguments.target,
         (path or handle.workdir).rstrip("/").rpartition("/")[2] or handle.name,
         force=arguments.force,
         hidden=arguments.hidden,
-        limits=Limits(**{key: value for key, value in given.items() if value}),
+        quota=Quota(**{key: value for key, value in given.items() if value}),
     )
     try:
         stream = await handle.open_stream(_command(handle, "out", path or "."))
@@ -116,7 +106,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
                 data = await _in_time(handle, stream.read())
                 if not data:
                     raise ExecFailed(
-                        f"The stream of files from sandbox {handle.name!r} ended early: "
+                        f"Sandbox {handle.name!r} stopped sending files: "
                         f"{await _said(handle, stream)}"
                     )
                 if await asyncio.to_thread(receiver.feed, data):
@@ -136,13 +126,13 @@ async def _in(handle: SandboxHandle, source: str, path: str) -> int:
     name = path_here.name
     stream = await handle.open_stream(_command(handle, "in", path, name))
     async with stream:
-        pieces = copying.entries(str(path_here))
+        pieces = copy_stream.entries(str(path_here))
         try:
             while (piece := await asyncio.to_thread(next, pieces, b"")) != b"":
                 await _in_time(handle, stream.write(piece))
             await _in_time(handle, stream.close_stdin())
         except (BrokenPipeError, ConnectionError):
-            pass  # it has given up, and says why
+            pass  # the other side says why it stopped reading
         said = await _said(handle, stream)
         code = await _in_time(handle, stream.wait())
     if code != 0:
@@ -152,12 +142,12 @@ async def _in(handle: SandboxHandle, source: str, path: str) -> int:
 
 
 def _command(handle: SandboxHandle, *arguments: str) -> list[str]:
-    program = Path(copying.__file__).read_text(encoding="utf-8")
+    program = Path(copy_stream.__file__).read_text(encoding="utf-8")
     return [handle.python or "python3", "-I", "-c", program, *arguments]
 
 
 async def _said(handle: SandboxHandle, stream: ExecStream) -> str:
-    """What it has printed, on both streams; only a little of it is kept."""
+    """The end of its output, on both streams."""
     said = bytearray()
     for read in (stream.read, stream.read_stderr):
         while data := await _in_time(handle, read()):
@@ -170,5 +160,5 @@ async def _in_time(handle: SandboxHandle, doing: Awaitable[T]) -> T:
         return await asyncio.wait_for(doing, PATIENCE)
     except TimeoutError:
         raise SandboxTimeout(
-            f"Sandbox {handle.name!r} has neither sent nor taken anything for {PATIENCE:g} s."
+            f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
         ) from None

@@ -1,4 +1,4 @@
-"""``sandbox-kernel doctor``: can the backends be used here, and if not, what is to be done?"""
+"""``sandbox-kernel doctor``."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from collections.abc import Sequence
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
-from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import print_json
-from sandbox_kernel.jupyter.configuration import DEFAULT_BACKEND
-from sandbox_kernel.jupyter.kernelspec import list_kernelspecs
+from sandbox_kernel.cli.formatting import print_json
+from sandbox_kernel.cli.options import Commands, add_command, add_json
 from sandbox_kernel.sandboxes.backends import backend_names, no_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
-from sandbox_kernel.text import printable
+from sandbox_kernel.spec import DEFAULT_BACKEND
+from sandbox_kernel.untrusted_text import printable
 
 _MARKS = {True: "v", False: "x", None: "!"}
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "doctor",
-        run,
-        "check which backends work here, by trying them",
-        details="Marks: v works,\nx does not, ! works with a remark; below it, what to do. The "
-        "exit code is 0 if the named\nbackends work; without names, all are shown and 'local' "
-        "decides. With --json: a list of\nobjects with the keys backend, ok, checks; each check "
-        "has ok (true, false, or null for a\nremark), what, fix.",
-        examples=("doctor", "doctor local", "doctor --json"),
-    )
+    parser = add_command(commands, "doctor", run)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Check which backends work here, by trying them.
+
+    Marks: v works, x does not, ! works with a remark; below it, what to do. The exit code is 0 if
+    the named backends work; without names, all are shown and 'local' decides. With --json: a list
+    of objects with the keys backend, ok, checks; each check has ok (true, false, or null for a
+    remark), what, fix.
+
+    examples:
+      sandbox-kernel doctor
+      sandbox-kernel doctor local
+      sandbox-kernel doctor --json
+    """
+    from sandbox_kernel.jupyter.kernelspec import list_kernelspecs  # lazy: start-up time
+
     unknown = sorted(set(arguments.backends) - set(backend_names()))
     if unknown:
         raise no_backend(unknown[0])

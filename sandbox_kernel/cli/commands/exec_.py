@@ -1,37 +1,22 @@
-"""``sandbox-kernel exec``: run a command in a sandbox that is there."""
+"""``sandbox-kernel exec``."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find import sandbox
-from sandbox_kernel.cli.parser import Commands, add_command, add_sandbox
-from sandbox_kernel.cli.streams import Session
+from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.options import Commands, add_command, add_sandbox, add_timeout
+from sandbox_kernel.cli.streams import AttachedCommand
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.sandboxes.command import Command
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "exec",
-        run,
-        "run a command in a sandbox",
-        details="Its output comes through as it is written; its input is\nours unless that is a "
-        "terminal (see `shell`). The exit code is the command's, 128+N if signal\nN ended it. "
-        "Ctrl-C interrupts the command; a second one ends it.",
-        usage="NAME [options] [--] CMD [ARGS...]",
-        examples=(
-            "exec kernel-1a2b3c4d -- ls -l /workspace",
-            "exec kernel-1a2b3c4d --timeout 10 -- python -c 'print(1)'",
-            "exec kernel-1a2b3c4d -- sh -c 'cat > data.csv' < data.csv",
-        ),
-        takes_command=True,
-        bare=True,
-    )
+    usage = "NAME [options] [--] CMD [ARGS...]"
+    parser = add_command(commands, "exec", run, usage=usage, takes_command=True, bare=True)
     add_sandbox(parser)
-    parser.add_argument("--timeout", type=positive, metavar="SECONDS", help="kill it after so long")
+    add_timeout(parser)
     parser.add_argument(
         "--env",
         action="append",
@@ -43,18 +28,25 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    session = Session()
-    return foreground.run(_exec(session, arguments), on_signal=session.on_signal)
+    """Run a command in a sandbox.
+
+    Its output comes through as it is written; its input is ours unless that is a terminal (see
+    `shell`). The exit code is the command's, 128+N if signal N ended it. Ctrl-C interrupts the
+    command; a second one ends it.
+
+    examples:
+      sandbox-kernel exec kernel-1a2b3c4d -- ls -l /workspace
+      sandbox-kernel exec kernel-1a2b3c4d --timeout 10 -- python -c 'print(1)'
+      sandbox-kernel exec kernel-1a2b3c4d -- sh -c 'cat > data.csv' < data.csv
+    """
+    attached = AttachedCommand()
+    return foreground.run(_exec(attached, arguments), on_signal=attached.on_signal)
 
 
-async def _exec(session: Session, arguments: argparse.Namespace) -> int:
-    options: dict[str, Any] = {
-        "env": environment(arguments.env),
-        "cwd": arguments.cwd,
-        "timeout": arguments.timeout,
-    }
+async def _exec(attached: AttachedCommand, arguments: argparse.Namespace) -> int:
+    command = Command(arguments.command, environment(arguments.env), arguments.cwd)
     async with sandbox(arguments.name, arguments.backend) as (_, handle):
-        return await session.exec(handle, arguments.command, **options)
+        return await attached.exec(handle, command, timeout=arguments.timeout)
 
 
 def environment(entries: list[str]) -> dict[str, str]:
@@ -63,14 +55,3 @@ def environment(entries: list[str]) -> dict[str, str]:
         if not entry.partition("=")[0] or "=" not in entry:
             raise SpecError(f"--env takes NAME=VALUE, not {entry!r}.")
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
-
-
-def positive(text: str) -> float:
-    """A number of seconds, for argparse."""
-    seconds = float(text)
-    if not 0 < seconds < 1e9:
-        raise ValueError
-    return seconds
-
-
-positive.__name__ = "number of seconds"  # argparse says "invalid <this> value"

@@ -1,4 +1,4 @@
-"""``sandbox-kernel image``: build, list, remove and export images for kernels."""
+"""``sandbox-kernel image``: build, list, rm, export."""
 
 from __future__ import annotations
 
@@ -11,48 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.cli.foreground import Interrupted
-from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, note, print_json, table
-from sandbox_kernel.text import printable
+from sandbox_kernel.cli.formatting import age, note, print_json, table
+from sandbox_kernel.cli.options import Commands, add_command, add_group, add_json
+from sandbox_kernel.untrusted_text import printable
 
+_NAME_HELP = "as `image list` shows it"
 _HEADING = ("NAME", "DIGEST", "SIZE", "PYTHON", "ARCHITECTURE", "AGE")
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "image",
-        lambda arguments: 2,
-        "build and manage images for backends that boot one",
-        details="An image that\nis built here is used by its name, as in `install BACKEND --image "
-        "NAME`.",
-        examples=("image build -t py", "image list", "image export py - | docker load"),
-    )
-    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_build(inner)
-    _add_list(inner)
-    _add_rm(inner)
-    _add_export(inner)
-
-
-def _add_build(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "build",
-        _build,
-        "make an image with Python and ipykernel",
-        details="Needs\nno Docker, and root only for --from debian where there is debootstrap but "
-        "no mmdebstrap.\nNothing of the base is run. The same base and packages give the same "
-        "digest. Prints the\ndigest.",
-        examples=(
-            "image build -t py",
-            "image build -t science --with requirements.txt",
-            "image build -t mine --from ./rootfs.tar.gz",
-            "image build -t mine --from ./oci-layout --python /opt/python/bin/python3.12",
-        ),
-    )
-    parser.add_argument("-t", "--tag", required=True, metavar="NAME", help="name of the image")
-    parser.add_argument(
+    inner = add_group(commands, "image", _image)
+    build = add_command(inner, "build", _build)
+    build.add_argument("-t", "--tag", required=True, metavar="NAME", help="name of the image")
+    build.add_argument(
         "--from",
         dest="source",
         default="debian",
@@ -60,68 +31,52 @@ def _add_build(commands: Commands) -> None:
         help="debian (the default), a folder or archive with a root file system or an OCI layout, "
         "or an image by its name",
     )
-    parser.add_argument(
+    build.add_argument(
         "--with",
         dest="requirements",
         type=Path,
         metavar="FILE",
         help="requirements.txt of packages to install, as wheels",
     )
-    parser.add_argument("--python", metavar="PATH", help="the interpreter, if not python3 on PATH")
-
-
-def _add_list(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "list",
-        _list,
-        "list the images that were built here",
-        details="With --json: a list of\nobjects with the keys name, digest, size (bytes), python, "
-        "architecture, created (seconds\nsince 1970), path.",
-        examples=("image list", "image list --json"),
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("-q", "--quiet", action="store_true", help="print names only")
-
-
-def _add_rm(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "rm",
-        _rm,
-        "remove images",
-        details="Sandboxes that were made from them live on. An image\nthat is not there counts "
-        "as removed.",
-        examples=("image rm py",),
-    )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="as `image list` shows it")
-
-
-def _add_export(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "export",
-        _export,
-        "write an image to a file or folder, for other tools",
-        details="The file\nis an OCI archive that `docker load`, `podman load`, `msb load` and "
-        "skopeo read.",
-        examples=(
-            "image export py py.tar",
-            "image export py ./py-layout/",
-            "image export py - | docker load",
-        ),
-    )
-    parser.add_argument("name", metavar="NAME", help="as `image list` shows it")
-    parser.add_argument(
+    build.add_argument("--python", metavar="PATH", help="the interpreter, if not python3 on PATH")
+    add_json(add_command(inner, "list", _list), quiet=True)
+    rm = add_command(inner, "rm", _rm)
+    rm.add_argument("names", nargs="+", metavar="NAME", help=_NAME_HELP)
+    export = add_command(inner, "export", _export)
+    export.add_argument("name", metavar="NAME", help=_NAME_HELP)
+    export.add_argument(
         "target",
         metavar="TARGET",
         help="a file; - for the standard output; a folder, if it ends with / or is one",
     )
 
 
+def _image(arguments: argparse.Namespace) -> int:
+    """Build and manage images for backends that boot one.
+
+    An image that is built here is used by its name, as in `install BACKEND --image NAME`.
+
+    examples:
+      sandbox-kernel image build -t py
+      sandbox-kernel image list
+      sandbox-kernel image export py - | docker load
+    """
+    return 2
+
+
 def _build(arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.images.build import build_image
+    """Make an image with Python and ipykernel.
+
+    Needs no Docker, and root only for --from debian where there is debootstrap but no mmdebstrap.
+    Runs nothing of the base. The same base and packages give the same digest, which is printed.
+
+    examples:
+      sandbox-kernel image build -t py
+      sandbox-kernel image build -t science --with requirements.txt
+      sandbox-kernel image build -t mine --from ./rootfs.tar.gz
+      sandbox-kernel image build -t mine --from ./oci-layout --python /opt/python/bin/python3.12
+    """
+    from sandbox_kernel.images.build import build_image  # lazy: start-up time
 
     with _ended_by_signals():
         built = build_image(
@@ -137,7 +92,16 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.images.store import list_images
+    """List the images that were built here.
+
+    With --json: a list of objects with the keys name, digest, size (bytes), python, architecture,
+    created (seconds since 1970), path.
+
+    examples:
+      sandbox-kernel image list
+      sandbox-kernel image list --json
+    """
+    from sandbox_kernel.images.image_store import list_images  # lazy: start-up time
 
     found = list_images()
     keys = ("name", "digest", "size", "python", "architecture", "created", "path")
@@ -164,7 +128,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _rm(arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.images.store import remove
+    """Remove images.
+
+    Sandboxes that were made from them live on. An image that does not exist counts as removed.
+
+    examples:
+      sandbox-kernel image rm py
+    """
+    from sandbox_kernel.images.image_store import remove  # lazy: start-up time
 
     for name in arguments.names:
         if remove(name):
@@ -175,7 +146,20 @@ def _rm(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.images.store import export_archive, export_folder
+    """Write an image to a file or folder, for other tools.
+
+    The file is an OCI archive that `docker load`, `podman load`, `msb load` and skopeo read.
+
+    examples:
+      sandbox-kernel image export py py.tar
+      sandbox-kernel image export py ./py-layout/
+      sandbox-kernel image export py - | docker load
+    """
+    from sandbox_kernel.images.image_store import (  # lazy: start-up time
+        export_archive,
+        export_file,
+        export_folder,
+    )
 
     target = Path(arguments.target)
     with _ended_by_signals():
@@ -186,25 +170,13 @@ def _export(arguments: argparse.Namespace) -> int:
         elif arguments.target.endswith("/") or target.is_dir():
             export_folder(arguments.name, target)
         else:
-            _export_file(arguments.name, target)
+            export_file(arguments.name, target)
     return 0
-
-
-def _export_file(name: str, target: Path) -> None:
-    from sandbox_kernel.images.store import export_archive
-
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            export_archive(name, file)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let signals raise Interrupted here, once, so that what was begun is cleaned up."""
+    """Let the first signal raise Interrupted here, so that unfinished work is cleaned up."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def raised(signum: int, frame: object) -> None:

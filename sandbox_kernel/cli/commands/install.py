@@ -1,52 +1,27 @@
-"""``sandbox-kernel install``: make a kernel that people can choose in Jupyter."""
+"""``sandbox-kernel install``."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.diagnosis import diagnose
-from sandbox_kernel.cli.parser import (
-    VOLUME_HELP,
-    Commands,
-    add_command,
-    add_kernel_options,
-    add_spec_options,
-    kernel_values,
-    spec_values,
-)
-from sandbox_kernel.cli.text import note
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.cli.options import Commands, add_command, add_settings, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
-
-_NOT_OF_LAUNCHERS = (
-    *("persist", "upload", "mirror", "mirror_delete", "pool_size", "keep_on_exit"),
-)
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.spec import FORMER_VOLUME, SETTINGS, KernelConfiguration, SandboxSpec
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "install",
-        run,
-        "make a sandboxed kernel that can be chosen in Jupyter",
-        details="Writes a\nkernelspec with the limits given here. A request that the backend "
-        "cannot enforce is\nrefused, and nothing is written.",
-        usage="BACKEND [options] [-- KERNEL ARGV...]",
-        examples=(
-            "install local --name small --memory-mib 512 --cpus 1",
-            "install local --name project --python ./.venv/bin/python --readable ./data",
-            "install local --name analysis --upload folder --mirror --pool-size 1",
-            "install local --name vscode --launcher     # for clients that know no provisioners",
-            "install local --name sandbox-bash --language bash -- python -m bash_kernel -f "
-            "{connection_file}",
-        ),
-        takes_command=False,
-    )
+    usage = "BACKEND [options] [-- KERNEL ARGV...]"
+    parser = add_command(commands, "install", run, usage=usage, takes_command=False)
     parser.add_argument("backend", metavar="BACKEND", help="local, or another that `doctor` lists")
     parser.add_argument("--name", metavar="NAME", help="the kernel's name (default: sandbox-...)")
-    parser.add_argument("--display-name", metavar="TEXT", help="what Jupyter shows for it")
+    parser.add_argument("--display-name", metavar="TEXT", help="its title in Jupyter")
     parser.add_argument(
         "--language", metavar="LANGUAGE", help="of the kernel behind -- (default: python)"
     )
@@ -63,46 +38,51 @@ def add(commands: Commands) -> None:
     place.add_argument(
         "--prefix", metavar="FOLDER", help="install there (default: this Python's environment)"
     )
-    parser.add_argument("--volume", metavar="NAME", help=f"with --launcher: {VOLUME_HELP}")
-    add_kernel_options(parser, leave_out=["backend"])
+    add_settings(parser, of=KernelConfiguration, leave_out="backend")
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
-    add_spec_options(
-        parser,
-        leave_out=["name"],
-        workspace="name of the saved workspace of all its kernels (default: one a notebook)",
-    )
+    add_settings(parser, of=SandboxSpec, leave_out="name")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
+    """Make a sandboxed kernel that can be chosen in Jupyter.
 
+    Writes a kernelspec with the limits given here. A request that the backend cannot enforce is
+    refused, and nothing is written.
+
+    examples:
+      sandbox-kernel install local --name small --memory-mib 512 --cpus 1
+      sandbox-kernel install local --name project --python ./.venv/bin/python --readable ./data
+      sandbox-kernel install local --name analysis --upload folder --mirror --pool-size 1
+      sandbox-kernel install local --name vscode --launcher  # for clients without provisioners
+      sandbox-kernel install local --name sandbox-bash --language bash \\
+          -- python -m bash_kernel -f {connection_file}
+    """
+    # lazy: start-up time
     from jupyter_client.kernelspec import KernelSpecManager
 
-    from sandbox_kernel.jupyter.hosting import check_pausing
     from sandbox_kernel.jupyter.kernelspec import write_kernelspec
-    from sandbox_kernel.sandboxes.backends import load_backend
-    from sandbox_kernel.spec import SandboxSpec
 
-    values, settings = spec_values(arguments), kernel_values(arguments)
-    _check_launcher(arguments, values, settings)
-    spec = SandboxSpec.from_mapping(values, where="the command line")
+    values = given_settings(arguments)
+    _check_launcher(arguments, values)
+    configuration = read_configuration(
+        values, default_name="kernel", environ={}, where="the command line"
+    )
     client = load_backend(arguments.backend)
-    client.check(spec)
-    check_pausing(read_configuration(settings, default_name="kernel", environ={}), client)
+    client.check(configuration.spec)
+    client.capabilities.check_kernel(configuration, client.backend)
     if not arguments.unchecked:
         checks = foreground.run(diagnose(arguments.backend))
         problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
         if problems:
             raise SandboxUnavailable(
                 f"Nothing was installed: the backend {arguments.backend!r} does not work here: "
-                f"{' '.join(problems)} To install it all the same, say --unchecked."
+                f"{' '.join(problems)} To install it anyway, add --unchecked."
             )
     folder = write_kernelspec(
         name=arguments.name,
         display_name=arguments.display_name,
         backend=arguments.backend,
-        spec_config=values,
-        settings=settings,
+        config=values,
         argv=arguments.command or None,
         language=arguments.language or "python",
         launcher=arguments.launcher,
@@ -124,24 +104,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_launcher(
-    arguments: argparse.Namespace, values: dict[str, object], settings: dict[str, object]
-) -> None:
-    """What a launcher cannot do is refused. Its kernels have no saved workspace, but the
-    sandbox's /workspace can be kept."""
+def _check_launcher(arguments: argparse.Namespace, values: dict[str, object]) -> None:
+    """Refuse what the chosen way to start kernels cannot do. Kernels of a launcher have no saved
+    workspace, but a volume keeps the files of /workspace."""
     if not arguments.launcher:
-        if arguments.volume:
+        if "volume" in values:
             arguments.parser.error(
                 "--volume is for --launcher. Other kernels have saved workspaces: --workspace"
             )
         return
-    useless = [key for key in _NOT_OF_LAUNCHERS if settings.get(key)]
+    if FORMER_VOLUME in values:
+        note("--workspace is called --volume for launchers; it still works, for now.")
+        values.setdefault("volume", values.pop(FORMER_VOLUME))
+    useless = [key for key in values if SETTINGS[key].only_for == "provisioner" and values[key]]
     if useless:
         raise SpecError(
             f"A kernel that is started through a launcher has no saved workspace and no pool, so "
             f"{', '.join(useless)} would do nothing. Leave it out, or install without --launcher."
         )
-    if "workspace" in values:
-        note("--workspace is called --volume for launchers; it still works, for now.")
-    if arguments.volume:
-        values["workspace"] = arguments.volume

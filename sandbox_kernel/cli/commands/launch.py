@@ -12,45 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.run import configured
-from sandbox_kernel.cli.parser import Commands, add_command, add_spec_options
+from sandbox_kernel.cli.options import Commands, add_command, add_sandbox_settings, configured
 from sandbox_kernel.errors import SpecError
 
 _log = logging.getLogger(__name__)
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "launch",
-        run,
-        "run a kernel in a sandbox, for a connection file",
-        details="Behaves as the kernel's process\nwould: listens where the connection file says, "
-        "SIGINT interrupts, SIGTERM and SIGHUP shut\ndown, and the exit code is the kernel's. The "
-        "sandbox ends with it. `install --launcher`\nwrites kernelspecs that call this; Ctrl-C "
-        "twice on a terminal ends it.",
-        usage="-f CONNECTION_FILE [options] [-- KERNEL ARGV...]",
-        examples=(
-            "launch -f kernel.json --memory-mib 1024",
-            "launch -f kernel.json -- python -m bash_kernel -f {connection_file}",
-        ),
-        takes_command=False,
-    )
+    usage = "-f CONNECTION_FILE [options] [-- KERNEL ARGV...]"
+    parser = add_command(commands, "launch", run, usage=usage, takes_command=False)
     parser.add_argument(
         "-f", "--connection-file", required=True, metavar="CONNECTION_FILE", help="as Jupyter's"
     )
-    parser.add_argument("--backend", metavar="BACKEND", help="default: local")
     parser.add_argument(
         "--config-file", metavar="FILE", help="the kernelspec's config, as JSON; options win"
     )
     parser.add_argument(
-        "--config", metavar="JSON", help="the same in place; every user here can see it"
+        "--config", metavar="JSON", help="the config itself; every user of this host can see it"
     )
-    parser.set_defaults(reads_settings=True)
-    add_spec_options(parser, volume=True)
+    add_sandbox_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run a kernel in a sandbox, for a connection file.
+
+    Behaves as the kernel's process would: listens where the connection file says, SIGINT
+    interrupts, SIGTERM and SIGHUP shut down, and the exit code is the kernel's. The sandbox ends
+    with it. `install --launcher` writes kernelspecs that call this; Ctrl-C twice on a terminal
+    ends it.
+
+    examples:
+      sandbox-kernel launch -f kernel.json --memory-mib 1024
+      sandbox-kernel launch -f kernel.json -- python -m bash_kernel -f {connection_file}
+    """
+    # lazy: start-up time
     from sandbox_kernel.jupyter.guardian import Guardian
     from sandbox_kernel.jupyter.launcher import DEFAULTS, Launcher
 
@@ -58,13 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     configuration = configured(arguments, config, f"kernel-{secrets.token_hex(4)}")
     if arguments.config is not None and not sys.flags.safe_path:
         _log.warning(
-            "This kernelspec was written by an earlier version: it runs code of the notebook's "
-            "folder on this host. Install it again (`sandbox-kernel list` names it)."
+            "An earlier version wrote the kernelspec of kernel %s: it runs code of the notebook's "
+            "folder on this host. Install it again (`sandbox-kernel list` names it).",
+            configuration.spec.name,
         )
     launcher = Launcher(
         arguments.connection_file, configuration, arguments.command, Guardian.start()
     )
-    # A server that was started in the background has SIGINT ignored, and so had we.
+    # A server that runs in the background ignores SIGINT, and so would we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return foreground.run(launcher.run(), on_signal=launcher.on_signal)
 
@@ -79,8 +75,7 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
         return _parsed(Path(arguments.config_file).read_text(encoding="utf-8"), where)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(
-            f"{where} cannot be read ({error}). Install the kernel again, as the user who is to "
-            f"run it."
+            f"{where} cannot be read ({error}). Install the kernel again, as the user who runs it."
         ) from None
 
 

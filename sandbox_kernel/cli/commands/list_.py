@@ -1,29 +1,28 @@
-"""``sandbox-kernel list``: the kernels of ours that Jupyter finds."""
+"""``sandbox-kernel list``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import print_json, table
+from sandbox_kernel.cli.formatting import note, print_json, table
+from sandbox_kernel.cli.options import Commands, add_command, add_json
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "list",
-        run,
-        "list the sandboxed kernels that can be chosen in Jupyter",
-        details="With --json:\na list of objects with the keys name, display_name, backend, "
-        "launcher, path, config, outdated.",
-        examples=("list", "list --json"),
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(add_command(commands, "list", run))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from sandbox_kernel.jupyter.kernelspec import list_kernelspecs
+    """List the sandboxed kernels that can be chosen in Jupyter.
+
+    With --json: a list of objects with the keys name, display_name, backend, launcher, path,
+    config, outdated.
+
+    examples:
+      sandbox-kernel list
+      sandbox-kernel list --json
+    """
+    from sandbox_kernel.jupyter.kernelspec import list_kernelspecs  # lazy: start-up time
 
     keys = ("name", "display_name", "backend", "launcher", "path", "config", "outdated")
     found = list_kernelspecs()
@@ -34,5 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(table([("NAME", "BACKEND", "SHOWN AS", "FOLDER"), *rows]))
         for spec in found:
             if spec.outdated:
-                print(f"sandbox-kernel: {spec.advice}", file=sys.stderr)
+                note(spec.advice)
     return 0

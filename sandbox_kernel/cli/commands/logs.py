@@ -1,4 +1,4 @@
-"""``sandbox-kernel logs``: what a sandbox has to say about itself."""
+"""``sandbox-kernel logs``."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import argparse
 import asyncio
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find import sandbox
-from sandbox_kernel.cli.parser import Commands, add_command, add_sandbox
-from sandbox_kernel.text import printable
+from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.options import Commands, add_command, add_sandbox
+from sandbox_kernel.untrusted_text import printable
 
 INTERVAL = 0.5
 _MARK = 1000
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "logs",
-        run,
-        "show a sandbox's log",
-        details="That is what the sandbox and its agent have written,\nwith control characters "
-        "escaped. What the kernel process prints goes to the log of the\nJupyter server when the "
-        "kernel dies: asking for it would take the kernel over.",
-        examples=("logs kernel-1a2b3c4d", "logs -n 20 kernel-1a2b3c4d", "logs -f work/demo.ipynb"),
-    )
+    parser = add_command(commands, "logs", run)
     add_sandbox(parser)
     parser.add_argument(
         "-n", "--tail", type=int, metavar="N", help="only the last N lines (default: all)"
     )
-
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what is written, until it ends"
+        "-f", "--follow", action="store_true", help="print new lines until the sandbox ends"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Show a sandbox's log.
+
+    The sandbox and its agent write it; control characters are escaped. Output of the kernel process
+    goes to the log of the Jupyter server when the kernel dies: reading it here would take the
+    kernel over.
+
+    examples:
+      sandbox-kernel logs kernel-1a2b3c4d
+      sandbox-kernel logs -n 20 kernel-1a2b3c4d
+      sandbox-kernel logs -f work/demo.ipynb
+    """
     foreground.run(
         _logs(arguments.name, arguments.backend, arguments.tail, follow=arguments.follow)
     )
@@ -50,7 +51,7 @@ async def _logs(name: str, backend: str | None, tail: int | None, *, follow: boo
         shown = await handle.logs()
         while True:
             await asyncio.sleep(INTERVAL)
-            # In this order: what was written before it ended is in the log then.
+            # First the status, then the log: so no line that was written before the end is missed.
             ended = (await handle.info()).status in ("stopped", "gone")
             log = await handle.logs()
             _print(_added(shown, log))
@@ -60,10 +61,10 @@ async def _logs(name: str, backend: str | None, tail: int | None, *, follow: boo
 
 
 def _added(before: str, after: str) -> str:
-    """What came to a log of which only the end is kept."""
+    """The new lines of a log of which only the end is kept."""
     if after.startswith(before):
         return after[len(before) :]
-    # Its beginning was dropped: go on behind what was last seen of it.
+    # Its beginning was dropped: continue behind the last lines that were printed.
     mark = before[-_MARK:]
     return after[after.rfind(mark) + len(mark) :] if mark in after else after
 

@@ -1,4 +1,4 @@
-"""``sandbox-kernel ps``: the sandboxes of this user."""
+"""``sandbox-kernel ps``."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ import argparse
 import time
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find import Found, survey
-from sandbox_kernel.cli.parser import Commands, add_command
-from sandbox_kernel.cli.text import age, limit, note, print_json, short_path, table, used
-from sandbox_kernel.text import printable
+from sandbox_kernel.cli.find_sandboxes import FoundSandbox, survey
+from sandbox_kernel.cli.formatting import age, limit, note, print_json, short_path, table, used
+from sandbox_kernel.cli.options import Commands, add_command, add_json
+from sandbox_kernel.untrusted_text import printable
 
 _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", "LIMITS")
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "ps",
-        run,
-        "list sandboxes",
-        details="KERNEL is the process id of the kernel in the sandbox, 'yes' if\nthere is one "
-        "whose id is not known, 'not yet', or 'no kernel'. MEMORY is what is used and\nwhat may "
-        "be. With --json: a list of objects with the keys name, backend, id, status\n(running, "
-        "paused, stopped, gone), created (seconds since 1970), kernel (true, false),\nkernel_pid, "
-        "notebook, memory_used_mib, processes, cpu_seconds (each may be null),\nelsewhere (true: "
-        "another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved\n(why files in it "
-        "could not be saved, or null; `workspace save` tries again), limits\n(numbers), limits_by "
-        "(what holds each), oom_kills, last_kill. Backends that do not answer\nare noted on "
-        "stderr.",
-        examples=("ps", "ps --all", "ps --json | jq -r '.[].name'"),
-    )
+    parser = add_command(commands, "ps", run)
     parser.add_argument("-a", "--all", action="store_true", help="also those that have stopped")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("-q", "--quiet", action="store_true", help="print names only")
+    add_json(parser, quiet=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """List sandboxes.
+
+    KERNEL is the process id of the kernel in the sandbox, 'yes' if its id is not known, 'not yet',
+    or 'no kernel'. MEMORY is the memory in use and its limit. With --json: a list of objects with
+    the keys name, backend, id, status (running, paused, stopped, gone), created (seconds since
+    1970), kernel (true, false), kernel_pid, notebook, memory_used_mib, processes, cpu_seconds
+    (each may be null), elsewhere (true: another machine made it, under the same
+    $SANDBOX_KERNEL_LABEL), unsaved (why files in it could not be saved, or null; `workspace save`
+    tries again), limits (numbers), limits_by (what enforces each), oom_kills, last_kill. Backends
+    that do not answer are noted on stderr.
+
+    examples:
+      sandbox-kernel ps
+      sandbox-kernel ps --all
+      sandbox-kernel ps --json | jq -r '.[].name'
+    """
     found = foreground.run(survey(note))
     shown = [sandbox for sandbox in found if sandbox.running or sandbox.unsaved or arguments.all]
     if arguments.json:
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(sandbox: Found) -> dict[str, object]:
+def _plain(sandbox: FoundSandbox) -> dict[str, object]:
     info, usage = sandbox.info, sandbox.usage
     return {
         "name": info.name,
@@ -73,9 +72,9 @@ def _plain(sandbox: Found) -> dict[str, object]:
     }
 
 
-def _row(sandbox: Found) -> tuple[str, ...]:
+def _row(sandbox: FoundSandbox) -> tuple[str, ...]:
     info, usage = sandbox.info, sandbox.usage
-    # By what a limit is held stands in brackets, and in --json.
+    # What enforces a limit is in brackets; --json has it.
     limits = (
         f"{field.removesuffix('_mib').replace('_', ' ')} {words.partition(' (')[0]}"
         for field, words in info.limits.items()
@@ -93,7 +92,7 @@ def _row(sandbox: Found) -> tuple[str, ...]:
     )
 
 
-def _kernel(sandbox: Found) -> str:
+def _kernel(sandbox: FoundSandbox) -> str:
     if sandbox.elsewhere:
         return f"on {sandbox.place}" if sandbox.place else "elsewhere"
     if not (sandbox.has_kernel and sandbox.running):

@@ -1,4 +1,4 @@
-"""``sandbox-kernel rm``: end sandboxes and delete what they hold."""
+"""``sandbox-kernel rm``."""
 
 from __future__ import annotations
 
@@ -10,32 +10,19 @@ from collections.abc import Mapping
 from functools import partial
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.each import each, named
-from sandbox_kernel.cli.find import Found, sandbox, survey
-from sandbox_kernel.cli.parser import SANDBOX_HELP, Commands, add_command, add_which_backend
-from sandbox_kernel.cli.text import note
+from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
+from sandbox_kernel.cli.for_each import each, named
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.cli.options import SANDBOX_HELP, Commands, add_command, add_which_backend
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
-from sandbox_kernel.sandboxes.left import all_left
-from sandbox_kernel.sandboxes.unsaved import Unsaved, unsaved_in
+from sandbox_kernel.sandboxes.unattended import all_left
+from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "rm",
-        run,
-        "remove sandboxes, with all that they hold",
-        details="A sandbox that is named is removed\nwhether it runs or not: naming it is clear "
-        "enough, but for files that\ncould not be saved (`ps` says 'unsaved'), which take --force. "
-        "--all leaves sandboxes with a\nrunning kernel alone unless --force is given, and asks "
-        "first on a terminal. A sandbox that\nis not there counts as removed. Volumes "
-        "(`run --volume`) are kept, and so are sandboxes of\nother machines, unless they "
-        "are named.",
-        usage="NAME... | --all [--force] | --left",
-        examples=("rm kernel-1a2b3c4d", "rm --all", "rm --all --force", "rm --left"),
-    )
+    parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left")
     parser.add_argument("names", nargs="*", metavar="NAME", help=SANDBOX_HELP)
     parser.add_argument("-a", "--all", action="store_true", help="all, but for running kernels")
     parser.add_argument(
@@ -47,13 +34,26 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--left",
         action="store_true",
-        help="those that wait for a server that was stopped, or a process that was killed, when "
-        "their files are saved",
+        help="those that wait for a stopped server or a killed process, when their files are saved",
     )
     add_which_backend(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Remove sandboxes, with everything in them.
+
+    A named sandbox is removed whether it runs or not, unless it has files that could not be saved
+    (`ps` says 'unsaved'): these take --force. --all leaves sandboxes with a running kernel alone
+    unless --force is given, and asks first on a terminal. A sandbox that does not exist counts as
+    removed. Volumes (`run --volume`) are kept, and so are sandboxes of other machines, unless they
+    are named.
+
+    examples:
+      sandbox-kernel rm kernel-1a2b3c4d
+      sandbox-kernel rm --all
+      sandbox-kernel rm --all --force
+      sandbox-kernel rm --left
+    """
     if [bool(arguments.names), arguments.all, arguments.left].count(True) != 1:
         arguments.parser.error("name the sandboxes to remove, or say --all or --left")
     if arguments.left:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _remove_each([(s.info.name, s.info.backend) for s in doomed], force=True)
 
 
-def _confirmed(doomed: list[Found]) -> bool:
+def _confirmed(doomed: list[FoundSandbox]) -> bool:
     if not sys.stdin.isatty():
         return True
     print("This removes, with all files in them:", *(f"  {s.info.name}" for s in doomed), sep="\n")
@@ -102,7 +102,7 @@ def _remove_each(sandboxes: list[tuple[str, str | None]], *, force: bool) -> int
 async def _end_left(
     records: Mapping[tuple[str, str | None], Record], name: str, backend: str | None
 ) -> None:
-    from sandbox_kernel.jupyter.keeping import end_left
+    from sandbox_kernel.jupyter.teardown import end_left  # lazy: start-up time
 
     await end_left(records[name, backend], logging.getLogger("sandbox_kernel"))
 

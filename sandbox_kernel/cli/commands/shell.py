@@ -1,4 +1,4 @@
-"""``sandbox-kernel shell``: an interactive terminal in a sandbox."""
+"""``sandbox-kernel shell``."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find import sandbox
-from sandbox_kernel.cli.parser import Commands, add_command, add_sandbox
-from sandbox_kernel.cli.streams import STDIN, STDOUT, Session, raw_terminal
+from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.options import Commands, add_command, add_sandbox
+from sandbox_kernel.cli.streams import STDIN, STDOUT, AttachedCommand, raw_terminal, terminal_size
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.sandboxes.command import Command
 
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "shell",
-        run,
-        "open a terminal in a sandbox",
-        details="Runs bash, or sh where there is no bash, or the\ncommand behind --. All keys, "
-        "Ctrl-C too, go to the sandbox; leave with `exit` or Ctrl-D.",
-        usage="NAME [[--] CMD [ARGS...]]",
-        examples=("shell kernel-1a2b3c4d", "shell kernel-1a2b3c4d -- python"),
-        takes_command=False,
-        bare=True,
-    )
-    add_sandbox(parser)
+    usage = "NAME [[--] CMD [ARGS...]]"
+    add_sandbox(add_command(commands, "shell", run, usage=usage, takes_command=False, bare=True))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    async def work(session: Session) -> int:
+    """Open a terminal in a sandbox.
+
+    Runs bash, or sh where there is no bash, or the command behind --. All keys, Ctrl-C too, go to
+    the sandbox; leave with `exit` or Ctrl-D.
+
+    examples:
+      sandbox-kernel shell kernel-1a2b3c4d
+      sandbox-kernel shell kernel-1a2b3c4d -- python
+    """
+
+    async def work(attached: AttachedCommand) -> int:
         async with sandbox(arguments.name, arguments.backend) as (_, handle):
-            return await session.exec(
-                handle, arguments.command or SHELL, env=terminal_environment(), terminal=True
-            )
+            argv = arguments.command or SHELL
+            command = Command(argv, terminal_environment(), tty=terminal_size())
+            return await attached.exec(handle, command)
 
     return on_terminal(work)
 
 
-def on_terminal(work: Callable[[Session], Coroutine[Any, Any, int]]) -> int:
-    """Run what uses a Session with a terminal, with our own in raw mode."""
+def on_terminal(work: Callable[[AttachedCommand], Coroutine[Any, Any, int]]) -> int:
+    """Run what uses a AttachedCommand with a terminal, with our own in raw mode."""
     if not (os.isatty(STDIN) and os.isatty(STDOUT)):
         raise SandboxError(
             "A terminal is needed, but stdin or stdout is none. Use `sandbox-kernel exec` to run "
             "a command without one."
         )
-    session = Session()
+    attached = AttachedCommand()
     with raw_terminal():
-        return foreground.run(work(session), on_signal=session.on_signal, also=(signal.SIGWINCH,))
+        return foreground.run(work(attached), on_signal=attached.on_signal, also=(signal.SIGWINCH,))
 
 
 def terminal_environment() -> dict[str, str]:

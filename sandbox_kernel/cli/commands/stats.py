@@ -1,4 +1,4 @@
-"""``sandbox-kernel stats``: what sandboxes use, against what they may."""
+"""``sandbox-kernel stats``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 import time
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find import Found, sandbox, survey
-from sandbox_kernel.cli.parser import SANDBOX_HELP, Commands, add_command, add_which_backend
-from sandbox_kernel.cli.text import limit, note, print_json, short_path, table, used
+from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
+from sandbox_kernel.cli.formatting import limit, note, print_json, short_path, table, used
+from sandbox_kernel.cli.options import Commands, add_command, add_json, add_sandbox
 from sandbox_kernel.sandboxes.base import Usage
 
 INTERVAL = 1.0
@@ -17,23 +17,25 @@ INTERVAL = 1.0
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "stats",
-        run,
-        "show what sandboxes use, against what they may",
-        details="CPU is the use of CPUs within\none second, in percent of one. With --json: a list "
-        "of objects with the keys name,\nbackend, notebook, cpu_percent, memory_used_mib, "
-        "memory_limit_mib, processes,\nprocesses_limit; null is what the backend does not tell.",
-        examples=("stats", "stats kernel-1a2b", "stats -f", "stats --json"),
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{SANDBOX_HELP} (default: all)")
-    parser.add_argument("-f", "--follow", action="store_true", help="again and again, until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_which_backend(parser)
+    parser = add_command(commands, "stats", run)
+    add_sandbox(parser, several="*")
+    parser.add_argument("-f", "--follow", action="store_true", help="repeat until Ctrl-C")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Show what sandboxes use, and their limits.
+
+    CPU is the use of CPUs within one second, in percent of one. With --json: a list of objects
+    with the keys name, backend, notebook, cpu_percent, memory_used_mib, memory_limit_mib,
+    processes, processes_limit; null if the backend does not tell.
+
+    examples:
+      sandbox-kernel stats
+      sandbox-kernel stats kernel-1a2b
+      sandbox-kernel stats -f
+      sandbox-kernel stats --json
+    """
     while True:
         rows = foreground.run(_measure(arguments.names, arguments.backend))
         if arguments.json:
@@ -46,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(flush=True)
 
 
-async def _measure(names: list[str], backend: str | None) -> list[tuple[Found, float | None]]:
+async def _measure(
+    names: list[str], backend: str | None
+) -> list[tuple[FoundSandbox, float | None]]:
     wanted = set()
     for name in names:
         async with sandbox(name, backend) as (_, handle):
@@ -67,11 +71,11 @@ async def _measure(names: list[str], backend: str | None) -> list[tuple[Found, f
 def _percent(before: Usage | None, after: Usage | None, passed: float) -> float | None:
     if before is None or after is None:
         return None
-    # Less than before is what a process that has ended took away.
+    # Less than before: a process has ended.
     return 100 * max(0.0, after.cpu_seconds - before.cpu_seconds) / passed
 
 
-def _plain(found: Found, percent: float | None) -> dict[str, object]:
+def _plain(found: FoundSandbox, percent: float | None) -> dict[str, object]:
     usage, limits = found.usage, found.info.limits
     return {
         "name": found.info.name,
@@ -85,7 +89,7 @@ def _plain(found: Found, percent: float | None) -> dict[str, object]:
     }
 
 
-def _row(found: Found, percent: float | None) -> tuple[str, ...]:
+def _row(found: FoundSandbox, percent: float | None) -> tuple[str, ...]:
     usage, limits = found.usage, found.info.limits
     most = limit(limits.get("processes", ""))
     processes = str(usage.processes) if usage else "?"

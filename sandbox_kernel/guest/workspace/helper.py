@@ -1,47 +1,162 @@
-"""The helper: scans, sends and writes files as the host asks for it, one connection at a time.
+"""The helper: scans, sends and writes files as the host asks, one connection at a time.
 
-It remembers what it has seen, so that the next persist is cheap.
+A scan offers its objects to the host in batches, and the host answers which ones to send. The
+helper remembers its last scan, so the next persist is cheap.
 """
 
 import hashlib
 import json
 import os
 import socket
-import stat
 import sys
+import time
 import traceback
-from codecs import BOM_UTF8
-from typing import Any, Dict, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .apply import Apply
-from .folders import READ, pread_exactly
-from .known import Folder
-from .mapped import Mapped
-from .messages import (
-    DONE,
-    FAILED,
-    FILL,
-    FINISH,
-    IGNORE,
-    PERSIST,
-    RESULT,
-    REUSE,
-    RULES,
-    STAGE,
-    Ended,
-    Messages,
-)
-from .offer import Notes, Offers
-from .scan import Rules, Scan, TooMuch
+from ...wire.descriptors import receive_with_descriptors
+from .ignore_file import IgnoreRefused, Rules, read_ignore
+from .mapped_files import Mapped
+from .messages import Ended, Kind, Messages
+from .nofollow import Root, pread_exactly
+from .scan import Scan
+from .scan_cache import Folder
+from .survey import TooMuch
+from .tree_format import CHUNK, digest, pack, path_parts
+from .write_files import Apply
 
-IGNORE_FILE = ".sandboxignore"
-MAX_IGNORE = 64 * 1024
+KIND_CHUNK, KIND_TREE = 0, 1
+OFFER_SIZE = 33
+"""Bytes of one offered object: its kind and its SHA-256."""
+GONE = 255
+"""The codec of a wanted object that has changed since it was offered."""
 _ROUNDS = 3
 _SOCKET_BUFFER = 2**20
+_BATCH_BYTES, _BATCH_COUNT = 2 * 2**20, 1024
+_EARLY_BYTES = 2**18
+"""An offer of this size goes out at once if no other is waiting: a small save is sent during the
+scan."""
+_WINDOW_BYTES, _WINDOW_COUNT = 16 * 2**20, 32
+_NOTE_INTERVAL = 0.25
 
 
-class Workspace:
-    """What the helper knows about the workspace folder."""
+class _Offered(NamedTuple):
+    kind: int
+    hash: bytes
+    data: Optional[bytes]
+    path: str
+    place: int
+
+
+class ProgressNotes:
+    """Sends NOTE messages about the progress, a few a second."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._told = 0.0
+
+    def tell(self, files: int, size: int) -> None:
+        now = time.monotonic()
+        if now - self._told > _NOTE_INTERVAL:
+            self._told = now
+            self._messages.send_json(Kind.NOTE, {"files": files, "bytes": size})
+
+
+class Offers:
+    """A Sink that sends to the host: chunks and trees, or trees only.
+
+    Contents that were just read wait in memory for the answer, within a bound. Contents of an
+    earlier scan are read again if wanted, and must be unchanged.
+    """
+
+    def __init__(self, messages: Messages, root: str, *, chunks: bool) -> None:
+        self.changed: List[str] = []
+        """Files that have changed since the scan: scan again."""
+        self._messages = messages
+        self._root = Root(root)
+        self._chunks = chunks
+        self._seen: Set[bytes] = set()
+        self._batch: List[_Offered] = []
+        self._batch_bytes = self._waiting_bytes = 0
+        self._waiting: Deque[List[_Offered]] = deque()
+        self._notes = ProgressNotes(messages)
+
+    def close(self) -> None:
+        self._root.close()
+
+    def chunk(self, hash_: bytes, data: bytes) -> None:
+        if self._chunks and hash_ not in self._seen:
+            self._add(_Offered(KIND_CHUNK, hash_, data, "", 0))
+
+    def known_chunk(self, hash_: bytes, path: str, index: int) -> None:
+        if self._chunks and hash_ not in self._seen:
+            self._add(_Offered(KIND_CHUNK, hash_, None, path, index))
+
+    def tree(self, hash_: bytes, data: bytes) -> None:
+        if hash_ not in self._seen:
+            self._add(_Offered(KIND_TREE, hash_, data, "", 0))
+
+    def progress(self, files: int, size: int) -> None:
+        if self._waiting and self._messages.waiting():
+            self._answer()
+        self._notes.tell(files, size)
+
+    def finish(self) -> None:
+        """Send everything that is wanted."""
+        self._flush()
+        while self._waiting:
+            self._answer()
+
+    def _add(self, offered: _Offered) -> None:
+        self._seen.add(offered.hash)
+        self._batch.append(offered)
+        self._batch_bytes += len(offered.data or b"")
+        enough = _BATCH_BYTES if self._waiting else _EARLY_BYTES
+        if self._batch_bytes >= enough or len(self._batch) >= _BATCH_COUNT:
+            self._flush()
+            while self._waiting_bytes > _WINDOW_BYTES or len(self._waiting) > _WINDOW_COUNT:
+                self._answer()
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._messages.send(Kind.OFFER, b"".join(bytes([o.kind]) + o.hash for o in self._batch))
+            self._waiting.append(self._batch)
+            self._waiting_bytes += self._batch_bytes
+            self._batch, self._batch_bytes = [], 0
+
+    def _answer(self) -> None:
+        kind, wanted = self._messages.receive()
+        batch = self._waiting.popleft()
+        if kind != Kind.WANT or len(wanted) != len(batch):
+            raise ValueError("expected WANT, got message %d" % kind)
+        for offered, want in zip(batch, wanted):
+            self._waiting_bytes -= len(offered.data or b"")
+            if not want:
+                continue
+            content = offered.data if offered.data is not None else self._read(offered)
+            if content is None:
+                self.changed.append(offered.path)
+                self._seen.discard(offered.hash)
+                self._messages.send(Kind.OBJECT, bytes([GONE]))
+            else:
+                codec, data = pack(content)
+                self._messages.send(Kind.OBJECT, bytes([codec]), data)
+
+    def _read(self, offered: _Offered) -> Optional[bytes]:
+        """Read the contents again; None if the file has changed since the scan."""
+        try:
+            file = self._root.read(path_parts(offered.path))
+        except OSError:
+            return None
+        try:
+            data = pread_exactly(file, CHUNK, offered.place * CHUNK)
+        finally:
+            os.close(file)
+        return data if digest(data) == offered.hash else None
+
+
+class WorkspaceServer:
+    """Serves one workspace folder, and remembers its state."""
 
     def __init__(self) -> None:
         self._cache = Folder()
@@ -50,27 +165,27 @@ class Workspace:
         self._rules: Tuple[str, Rules] = ("", Rules(()))
 
     def serve(self, sock: socket.socket) -> None:
-        """Do what the host asks for on one connection, until it is closed."""
+        """Serve one connection until it is closed."""
         messages = Messages(sock)
         apply: Optional[Apply] = None
         try:
             while True:
                 kind, payload = messages.receive()
-                if kind == PERSIST:
+                if kind == Kind.PERSIST:
                     self._persist(messages, json.loads(payload))
-                elif kind == STAGE:
+                elif kind == Kind.STAGE:
                     apply = apply or Apply(self._root)
                     apply.stage(json.loads(payload))
-                elif kind == FILL and apply is not None:
+                elif kind == Kind.FILL and apply is not None:
                     apply.fill(payload)
-                elif kind == REUSE and apply is not None:
+                elif kind == Kind.REUSE and apply is not None:
                     if not all(apply.reuse(*one) for one in json.loads(payload)):
-                        raise ValueError("files changed while the workspace was being brought in")
-                elif kind == FINISH:
+                        raise ValueError("files changed during the hydrate")
+                elif kind == Kind.FINISH:
                     apply = apply or Apply(self._root)
                     self._finish(messages, apply, json.loads(payload))
                 else:
-                    raise ValueError("message %d makes no sense now" % kind)
+                    raise ValueError("unexpected message %d" % kind)
         except Ended:
             pass
         except TooMuch as error:
@@ -90,16 +205,16 @@ class Workspace:
         self._agreed = None
         try:
             messages.send_json(
-                FAILED, {"kind": kind, "message": message, "offenders": list(offenders)}
+                Kind.FAILED, {"kind": kind, "message": message, "offenders": list(offenders)}
             )
-            # What the host has said meanwhile must be read: a socket that is closed with something
-            # unread is reset, and takes the last words with it.
+            # Read until the host hangs up: closing a socket with unread data would reset it, and
+            # lose the message.
             while True:
                 messages.receive()
         except (Ended, ValueError):
-            pass  # the host has hung up, or says nothing that could be understood
+            pass  # the host has hung up, or sent an invalid message
 
-    # --- persist; and the first part of a hydrate, which is to look at what is there
+    # --- persist; with ``trees_only``, the first part of a hydrate
 
     def _persist(self, messages: Messages, request: Dict[str, Any]) -> None:
         root = request["root"]
@@ -131,7 +246,7 @@ class Workspace:
         finally:
             offers.close()
         messages.send_json(
-            RESULT,
+            Kind.RESULT,
             {
                 "tree": found,
                 "files": self._cache.files,
@@ -143,10 +258,10 @@ class Workspace:
         )
         if not request["trees_only"]:
             kind, payload = messages.receive()
-            if kind == PERSIST:  # the store has lost what the host had relied on
+            if kind == Kind.PERSIST:  # the store has lost objects: start over
                 return self._persist(messages, json.loads(payload))
-            if kind != DONE:
-                raise ValueError("no end of a persist")
+            if kind != Kind.DONE:
+                raise ValueError("expected DONE, got message %d" % kind)
             self._agreed = (request["key"], json.loads(payload)["tree"])
 
     def _forget(self, path: str) -> None:
@@ -160,10 +275,10 @@ class Workspace:
         identity = hashlib.sha256(text).hexdigest() if text else ""
         rules = request["rules"]
         if identity != request["ignore"]:
-            messages.send(IGNORE, text)
+            messages.send(Kind.IGNORE, text)
             kind, payload = messages.receive()
-            if kind != RULES:
-                raise ValueError("no rules")
+            if kind != Kind.RULES:
+                raise ValueError("expected RULES, got message %d" % kind)
             rules = json.loads(payload)
         key = json.dumps(rules)
         if key != self._rules[0]:
@@ -173,7 +288,7 @@ class Workspace:
     # --- the last part of a hydrate
 
     def _finish(self, messages: Messages, apply: Apply, request: Dict[str, Any]) -> None:
-        notes = Notes(messages)
+        notes = ProgressNotes(messages)
         apply.finish(self._cache, notes.tell)
         apply.close()
         scan = Scan(
@@ -189,7 +304,7 @@ class Workspace:
         if tree == request["tree"]:
             self._agreed = (request["key"], tree)
         messages.send_json(
-            RESULT,
+            Kind.RESULT,
             {
                 "tree": tree,
                 "files": apply.written,
@@ -200,63 +315,24 @@ class Workspace:
 
 
 class _Nowhere:
-    """A Sink for a scan that is only to know."""
+    """A Sink that discards everything."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: ProgressNotes) -> None:
         self.progress = notes.tell
 
     def chunk(self, hash_: bytes, data: bytes) -> None: ...
-    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+    def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
     def tree(self, hash_: bytes, data: bytes) -> None: ...
 
 
-class IgnoreRefused(Exception):
-    """The ignore file is unreadable or invalid. Saving without it would save what it excludes."""
-
-
-def read_ignore(root: str) -> bytes:
-    """The ignore file of a folder, whole; empty if there is none. Used by the host, too: what would
-    be refused in the sandbox, as a symlink is, must not get there."""
-    path = os.path.join(root, IGNORE_FILE)
-    try:
-        fd = os.open(path, READ)
-    except OSError as error:
-        if not os.path.lexists(path):
-            return b""
-        if os.path.islink(path):
-            raise IgnoreRefused(_refusal(path, "it is a symlink")) from error
-        raise IgnoreRefused(_refusal(path, error.strerror)) from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise IgnoreRefused(_refusal(path, "it is no regular file"))
-        text = pread_exactly(fd, MAX_IGNORE + 1, 0)
-    except OSError as error:
-        raise IgnoreRefused(_refusal(path, error.strerror)) from error
-    finally:
-        os.close(fd)
-    if len(text) > MAX_IGNORE:
-        raise IgnoreRefused(_refusal(path, "it has more than %d bytes" % MAX_IGNORE))
-    if b"\0" in text:
-        raise IgnoreRefused(_refusal(path, "it is no text in UTF-8"))
-    # The mark that some editors begin a file with is no part of its first line.
-    return text[len(BOM_UTF8) :] if text.startswith(BOM_UTF8) else text
-
-
-def _refusal(path: str, why: object) -> str:
-    return (
-        "%s cannot be obeyed (%s), so nothing was taken from this folder: it might be what the "
-        "file excludes. Mend or delete it." % (path, why)
-    )
-
-
 def serve(control: socket.socket) -> None:
-    """Serve connections that arrive as descriptors, until there can be no more."""
+    """Serve connections that arrive as descriptors, until ``control`` is closed."""
     if sys.getfilesystemencoding().lower().replace("-", "") != "utf8":
-        print("file names are not UTF-8 here: workspaces cannot be saved", flush=True)
+        print("workspace helper: file names are not UTF-8, so files cannot be saved", flush=True)
         return
-    workspace = Workspace()
+    workspace = WorkspaceServer()
     while True:
-        _, fds, _, _ = socket.recv_fds(control, 16, 1)
+        _, fds = receive_with_descriptors(control, 16, 1)
         if not fds:
             return
         with socket.socket(fileno=fds[0]) as connection:

@@ -1,5 +1,6 @@
 """Messages over a socket: a length, a kind, a payload. Both ends block."""
 
+import enum
 import json
 import select
 import socket
@@ -10,18 +11,13 @@ HEADER = struct.Struct(">IB")
 MAX_MESSAGE = 16 * 2**20
 _BUFFER = 2**20
 
-# From the host.
-PERSIST, WANT, DONE, RULES = ord("P"), ord("W"), ord("D"), ord("r")
-STAGE, FILL, REUSE, FINISH = ord("S"), ord("F"), ord("U"), ord("Z")
-# From the sandbox.
-OFFER, OBJECT, RESULT, FAILED, IGNORE, NOTE = (
-    ord("O"),
-    ord("B"),
-    ord("R"),
-    ord("E"),
-    ord("I"),
-    ord("N"),
-)
+
+class Kind(enum.IntEnum):
+    """Kinds of messages: from the host, then from the sandbox."""
+
+    PERSIST, WANT, DONE, RULES = b"PWDr"
+    STAGE, FILL, REUSE, FINISH = b"SFUZ"
+    OFFER, OBJECT, RESULT, FAILED, IGNORE, NOTE = b"OBREIN"
 
 
 class Ended(Exception):
@@ -29,7 +25,7 @@ class Ended(Exception):
 
 
 class Stalled(Ended):
-    """The other end has neither sent nor taken anything for as long as the socket's timeout."""
+    """The other end neither sent nor read anything within the socket's timeout."""
 
 
 class Messages:
@@ -55,7 +51,7 @@ class Messages:
                 if sent:
                     buffers[0] = memoryview(buffers[0])[sent:]
         except socket.timeout:
-            raise Stalled("it takes nothing") from None
+            raise Stalled("it reads nothing") from None
         except OSError as error:
             raise Ended(str(error)) from None
 
@@ -70,7 +66,7 @@ class Messages:
         return kind, self._take(size)
 
     def waiting(self) -> bool:
-        """Whether a message has begun to arrive, so that ``receive`` will not wait for long."""
+        """Whether a message has begun to arrive."""
         return self._end > self._start or bool(self._poll.poll(0))
 
     def _take(self, size: int) -> "bytes | bytearray":

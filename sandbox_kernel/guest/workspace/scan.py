@@ -1,21 +1,23 @@
-"""A folder as a tree. What is known from the last scan is not read again.
+"""Scans a folder into a tree, without reading unchanged files again.
 
-A file counts as unchanged if inode, size, mode, mtime and ctime are as they were when it was read,
-and it had not been changed just before: a change within the clock's granularity would not show. The
-same is true of the names in a folder. So a scan of a folder in which nothing has changed costs one
-stat a file, and no hash. Files that are mapped into memory are a case of their own (``mapped``).
+A file is unchanged if its inode, size, mode, mtime and ctime are the same as when it was read, and
+it had not been changed just before: a change within the clock's granularity would not show. The
+same holds for the names in a folder. So scanning an unchanged folder costs one stat a file, and no
+hash. ``mapped_files`` handles files that are mapped into memory.
 """
 
 import os
-import re
 import stat
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Set, Tuple
 
-from .folders import FOLDER, READ, Holes, pread_exactly
-from .glance import Glance
-from .known import Folder, Item, signature_of, time_of
-from .layout import (
+from .ignore_file import Rules
+from .mapped_files import Mapped
+from .nofollow import FOLDER, READ, Holes, pread_exactly
+from .parallel_stat import ParallelStat
+from .scan_cache import Folder, Item, signature_of, time_of
+from .survey import TooMuch, survey
+from .tree_format import (
     CHUNK,
     MAX_DEPTH,
     MAX_ENTRY,
@@ -30,48 +32,25 @@ from .layout import (
     name_bytes,
     name_text,
 )
-from .mapped import Mapped
 
 _JUST_NOW = 100_000_000
 _ATTEMPTS = 3
 _MOST_PROBLEMS = 200
-_OFFENDERS = 10
+_SPECIAL = {"p": "named pipe", "s": "socket", "c": "character device", "b": "block device"}
 
 
 class Sink(Protocol):
-    """Takes what a scan finds, children before parents."""
+    """Takes the objects that a scan finds, children before parents."""
 
     def chunk(self, hash_: bytes, data: bytes) -> None: ...
-    def known_chunk(self, hash_: bytes, size: int, path: str, index: int) -> None: ...
+    def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
     def tree(self, hash_: bytes, data: bytes) -> None: ...
     def progress(self, files: int, size: int) -> None: ...
 
 
-class TooMuch(Exception):
-    """More files or bytes than allowed. ``offenders`` are the biggest files and folders."""
-
-    def __init__(self, message: str, offenders: "List[Tuple[int, str]]") -> None:
-        super().__init__(message)
-        self.offenders = offenders
-
-
-class Rules:
-    """Ignore rules, compiled by the host: pairs of a regular expression and whether what matches
-    is ignored (True) or wanted after all (False). The last that matches decides."""
-
-    def __init__(self, rules: "Sequence[Tuple[str, bool]]") -> None:
-        self._rules = [(re.compile(pattern).match, ignored) for pattern, ignored in rules]
-
-    def ignored(self, path: str) -> bool:
-        for matches, ignored in reversed(self._rules):
-            if matches(path):
-                return ignored
-        return False
-
-
 class Scan:
-    """One look at the whole folder. Updates the ``cache``; ``full`` also gives the sink what was
-    known already."""
+    """One scan of a whole folder. Updates the ``cache``; ``full`` also gives known objects to the
+    sink."""
 
     def __init__(
         self,
@@ -95,25 +74,25 @@ class Scan:
         self._max_files, self._max_bytes = max_files, max_bytes
         self._files = self._bytes = 0
         self._links: Dict[Tuple[int, int], str] = {}
-        self._glance = Glance()
+        self._helpers = ParallelStat()
         self._mapped = mapped
 
     def run(self, path: str) -> bytes:
-        """The hash of the tree. TooMuch if there is more than allowed."""
+        """The hash of the tree. TooMuch if it exceeds the limits."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if self._mapped is not None:
                 self._mapped.distrust(self._cache)
             if not self._cache.hash:
-                self._survey(fd)  # before anything is read
+                self._survey(fd)  # before reading any file
             elif self._cache.rules is self._rules:
-                self._glance.start(fd, self._cache)
+                self._helpers.start(fd, self._cache)
             self._folder(self._cache, fd, "", 0)
         except _Exceeded:
             self._survey(fd)
             raise TooMuch("more files or bytes than allowed", []) from None
         finally:
-            self._glance.close()
+            self._helpers.close()
             os.close(fd)
         return self._cache.hash
 
@@ -124,7 +103,7 @@ class Scan:
             self.problems.append("%s: %s" % (path, reason))
 
     def _folder(self, folder: Folder, fd: int, prefix: str, depth: int) -> bool:
-        """Bring what is known about a folder up to date; whether its tree has changed."""
+        """Update the cache of a folder; whether its tree has changed."""
         old, ignored = folder.items, folder.ignored
         look_again = folder.rules is not self._rules
         if look_again:
@@ -135,7 +114,7 @@ class Scan:
         multiple: List[Tuple[str, os.stat_result]] = []
         now, here, problems = time.time_ns(), signature_of(os.fstat(fd)), self.problem_count
         entries: Iterable[Tuple[str, os.stat_result]]
-        same = self._glance.says_unchanged(folder) or folder.is_unchanged(fd)
+        same = self._helpers.says_unchanged(folder) or folder.is_unchanged(fd)
         if same:
             entries, gone = self._folders_in(folder, fd), set()
         else:
@@ -150,7 +129,7 @@ class Scan:
                 gone.discard(name)
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
-            if item is None and self._is_ignored(prefix, name, is_folder):
+            if item is None and self.is_ignored(prefix, name, is_folder):
                 ignored[name] = is_folder
             elif is_folder:
                 inner.append((name, status))
@@ -179,7 +158,7 @@ class Scan:
 
     @staticmethod
     def _take(old: Dict[str, Item], gone: Set[str], name: str, made: Optional[Item]) -> bool:
-        """Note what became of a file; whether that is anything new."""
+        """Update the cache of a file; whether it has changed."""
         item = old.get(name)
         if made is None:
             if item is not None:
@@ -191,17 +170,17 @@ class Scan:
 
     @staticmethod
     def _folders_in(folder: Folder, fd: int) -> "Iterator[Tuple[str, os.stat_result]]":
-        """The folders in one that has the names that it had."""
+        """The subfolders of a folder whose names have not changed."""
         for name in folder.folders:
             try:
                 yield name, os.stat(name, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
-                continue  # just now
+                continue  # deleted just now
 
     def _listed(
         self, folder: Folder, fd: int, prefix: str
     ) -> "Iterator[Tuple[str, os.stat_result]]":
-        """All that is in a folder, but for what is ignored."""
+        """All entries of a folder, except for known ignored ones."""
         ignored = folder.ignored
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -258,12 +237,12 @@ class Scan:
         return changed
 
     def _is_leaf_unchanged(self, folder: Folder) -> bool:
-        """Whether a folder need not even be opened."""
-        return not folder.folders and not self._full and self._glance.says_unchanged(folder)
+        """Whether a folder without subfolders need not even be opened."""
+        return not folder.folders and not self._full and self._helpers.says_unchanged(folder)
 
     @staticmethod
     def _sign(folder: Folder, status: os.stat_result) -> bool:
-        """Note a folder's mode and time; whether they have changed."""
+        """Update a folder's mode and time; whether they have changed."""
         before = folder.signature
         folder.signature = (stat.S_IMODE(status.st_mode), time_of(status))
         return folder.signature != before
@@ -291,11 +270,10 @@ class Scan:
                 if isinstance(chunk, int):
                     index += chunk
                     continue
-                # The last one may be shorter: the host is told the length with the data.
-                self._sink.known_chunk(bytes.fromhex(chunk), 0, prefix + name, index)
+                self._sink.known_chunk(bytes.fromhex(chunk), prefix + name, index)
                 index += 1
 
-    def _is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
+    def is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
         if name.startswith(RESERVED):
             return True
         return self._rules.ignored(prefix + name + ("/" if is_folder else ""))
@@ -312,7 +290,7 @@ class Scan:
     def _multiple(
         self, fd: int, prefix: str, name: str, status: os.stat_result, known: Optional[Item]
     ) -> Optional[Item]:
-        """A file with several names: the first is the file, the others are links to it."""
+        """A file with several names: the first is the file, the others are hard links to it."""
         key = (status.st_dev, status.st_ino)
         first = self._links.get(key)
         signature = signature_of(status)
@@ -341,11 +319,12 @@ class Scan:
                 target = name_text(os.readlink(name_bytes(name), dir_fd=fd))
                 return Item(signature_of(status), [name, "l", time_of(status), target], 0)
         except FileNotFoundError:
-            return None  # deleted meanwhile
+            return None  # deleted
         except OSError as error:
             self.problem(prefix + name, error)
             return None
-        self.problem(prefix + name, "a %s; not saved" % _kind(status.st_mode))
+        kind = _SPECIAL.get(stat.filemode(status.st_mode)[0], "special file")
+        self.problem(prefix + name, "a %s; not saved" % kind)
         return None
 
     def _file(self, fd: int, prefix: str, name: str, known: Optional[Item]) -> Optional[Item]:
@@ -357,7 +336,7 @@ class Scan:
                 now = time.time_ns()
                 before = os.fstat(file)
                 if not stat.S_ISREG(before.st_mode):
-                    return None  # replaced meanwhile
+                    return None  # replaced
                 if before.st_size > MAX_SIZE:
                     self.problem(prefix + name, "too large; not saved")
                     return None
@@ -374,14 +353,8 @@ class Scan:
                 return known
         moved = max(before.st_ctime_ns, before.st_mtime_ns)
         settled = stable and shows and moved < now - _JUST_NOW
-        entry = [
-            name,
-            "f",
-            stat.S_IMODE(before.st_mode),
-            time_of(before),
-            before.st_size,
-            chunks,
-        ]
+        mode = stat.S_IMODE(before.st_mode)
+        entry = [name, "f", mode, time_of(before), before.st_size, chunks]
         made = Item(signature_of(before) if settled else None, entry, data)
         if len(made.encoded) > MAX_ENTRY:
             self.problem(prefix + name, "too large; not saved")
@@ -391,7 +364,7 @@ class Scan:
     def _chunks(
         self, file: int, status: os.stat_result, had: Set[str]
     ) -> "Tuple[Optional[List[Any]], int]":
-        """The chunks of a file; None if it was shorter than it said."""
+        """The chunks of a file and their bytes; None if it got shorter."""
         size, total = status.st_size, 0
         chunks: List[Any] = []
         holes = Holes(file, size) if status.st_blocks * 512 < size else None
@@ -417,77 +390,9 @@ class Scan:
             self._sink.progress(self._files, self._bytes + total)
         return chunks, total
 
-    # --- too much
-
     def _survey(self, fd: int) -> None:
-        """TooMuch, if it is, with the biggest files and folders: looks, but reads nothing."""
-        survey = _Survey(self)
-        survey.folder(os.dup(fd), "", 0)
-        if survey.files > self._max_files:
-            found = sorted(((count, path) for path, count in survey.counts.items()), reverse=True)
-            raise TooMuch("%d files and folders" % survey.files, found[:_OFFENDERS])
-        if survey.bytes > self._max_bytes:
-            raise TooMuch("%d bytes" % survey.bytes, sorted(survey.biggest, reverse=True))
+        survey(fd, self.is_ignored, self._max_files, self._max_bytes)
 
 
 class _Exceeded(Exception):
-    pass
-
-
-class _Survey:
-    def __init__(self, scan: Scan) -> None:
-        self.files = self.bytes = 0
-        self.counts: Dict[str, int] = {}
-        self.biggest: List[Tuple[int, str]] = []
-        self._ignored = scan._is_ignored
-
-    def folder(self, fd: int, prefix: str, depth: int) -> None:
-        folders = []
-        try:
-            with os.scandir(fd) as entries:
-                here = 0
-                for entry in entries:
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    if self._ignored(prefix, entry.name, is_folder):
-                        continue
-                    here += 1
-                    if is_folder:
-                        folders.append(entry.name)
-                    elif entry.is_file(follow_symlinks=False):
-                        self._file(entry, prefix)
-            self.files += here
-            self.counts[prefix or "."] = here
-            if len(self.counts) > 4 * _OFFENDERS:
-                kept = sorted(self.counts, key=lambda path: self.counts[path])[-_OFFENDERS:]
-                self.counts = {path: self.counts[path] for path in kept}
-            for name in folders if depth < MAX_DEPTH else ():
-                try:
-                    inner = os.open(name_bytes(name), FOLDER, dir_fd=fd)
-                except OSError:
-                    continue  # the scan lists it
-                self.folder(inner, prefix + name + "/", depth + 1)
-        finally:
-            os.close(fd)
-
-    def _file(self, entry: "os.DirEntry[str]", prefix: str) -> None:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            return  # the scan lists it
-        size = min(status.st_size, status.st_blocks * 512 + 4096)
-        self.bytes += size
-        self.biggest.append((size, prefix + entry.name))
-        if len(self.biggest) > 8 * _OFFENDERS:
-            self.biggest = sorted(self.biggest)[-_OFFENDERS:]
-
-
-def _kind(mode: int) -> str:
-    for test, kind in (
-        (stat.S_ISFIFO, "named pipe"),
-        (stat.S_ISSOCK, "socket"),
-        (stat.S_ISCHR, "character device"),
-        (stat.S_ISBLK, "block device"),
-    ):
-        if test(mode):
-            return kind
-    return "special file"
+    """The limits are exceeded; a survey finds the offenders."""

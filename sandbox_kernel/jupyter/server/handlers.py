@@ -1,4 +1,4 @@
-"""REST: ``GET /sandbox-kernel/api/adoption`` tells what was adopted when the server started."""
+"""REST: ``GET /sandbox-kernel/api/adoption`` lists the kernels that the server tried to adopt."""
 
 from __future__ import annotations
 

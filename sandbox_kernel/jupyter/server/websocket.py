@@ -1,11 +1,10 @@
-"""The connection between a browser and a kernel, which first sends what no client has got, and by
-which the server speaks in the notebook (``voice``).
+"""The connection between a browser and a kernel, which first sends the output that no client has
+received, and through which the server shows its notices.
 
 The class is made from the one that the server uses. For kernels of other provisioners it changes
-nothing. For ours it notes which message was the last that a client got and, on the first
-connection after a kernel was adopted, *joins* the recording and the live channel: live messages
-are held back until the recording is known to contain the first of them, so nothing is missing
-between the two and nothing is sent twice.
+nothing. For ours it marks the last message that a client received and, on the first connection
+after a kernel was adopted, *joins* the recording and the live channel: it holds live messages back
+until the recording contains the first of them, so nothing is missing and nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
     deserialize_msg_from_ws_v1,
     serialize_msg_to_ws_v1,
@@ -23,8 +23,9 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from tornado.websocket import WebSocketClosedError
 
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.envelopes import Envelope, json_object, open_envelope
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-from sandbox_kernel.jupyter.server.replay import Envelope, Outlet, open_envelope, unanswered
+from sandbox_kernel.jupyter.server.missed_output import KernelOutput, unanswered
 
 _REQUEST = "execute_request"
 V1 = "v1.kernel.websocket.jupyter.org"
@@ -34,53 +35,52 @@ _AT_ONCE = 100
 _MOST_HELD = 32 * 2**20
 """Bytes of live messages that wait for the recording to catch up with them."""
 
-Outlets = Callable[[str], "Outlet | None"]
+Outputs = Callable[[str], "KernelOutput | None"]
 
 
-def replaying_class(base: type[Any], outlets: Outlets) -> type[Any] | None:
+def replaying_class(base: type[Any], outputs: Outputs) -> type[Any] | None:
     """The server's class with replay; None if it is of another family."""
     if not issubclass(base, ZMQChannelsWebsocketConnection):
         return None
     name = f"Replaying{base.__name__}"
-    return type(name, (ReplayingConnection, base), {"_outlets": staticmethod(outlets)})
+    return type(name, (ReplayingConnection, base), {"_outputs": staticmethod(outputs)})
 
 
 class ReplayingConnection(ZMQChannelsWebsocketConnection):
     """See above. All of it runs on the server's loop."""
 
-    _outlets: Outlets
+    _outputs: Outputs
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._outlet: Outlet | None = None
+        self._output: KernelOutput | None = None
         self._joining: asyncio.Task[None] | None = None
         self._held: list[list[bytes]] = []
         self._held_bytes = 0
         self._arrived = asyncio.Event()
         self._answered: set[str] | None = set()
-        """Requests whose replies have come since this connection is there; None when nobody asks
-        any more."""
+        """Requests whose replies came over this connection, until the missed replies are sent."""
         self._sent: set[str] = set()
-        """Ids of what the recording has given, while live messages may still be among them."""
-        self._unlimited = False
+        """Ids of the recorded messages, while live messages may still be among them."""
+        self._replaying = False
         self._message_id = ""
 
     async def prepare(self) -> None:
         provisioner = getattr(self.kernel_manager, "provisioner", None)
         if isinstance(provisioner, SandboxProvisioner) and provisioner.paused:
-            self.log.info("Kernel %s was paused, and goes on", self.kernel_id)
+            self.log.info("Kernel %s was paused and is resumed: a client connects.", self.kernel_id)
             await provisioner.resume()
         await super().prepare()
 
     def connect(self) -> Any:
-        self._outlet = outlet = self._outlets(self.kernel_id)
-        if outlet is not None:
-            outlet.voice.join(self)
-        due = outlet is not None and outlet.due
-        if outlet is not None and due:
-            outlet.due = False
-            # Set before the channels are open: not one live message may slip through.
-            self._joining = asyncio.ensure_future(self._join(outlet))
+        self._output = output = self._outputs(self.kernel_id)
+        if output is not None:
+            output.notices.join(self)
+        due = output is not None and output.due
+        if output is not None and due:
+            output.due = False
+            # Before the channels are open: no live message may slip through.
+            self._joining = asyncio.ensure_future(self._join(output))
         connected = super().connect()
         if connected is None and due:
             self._stop_joining()
@@ -88,77 +88,85 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
 
     def disconnect(self) -> None:  # type: ignore[override]
         self._stop_joining()
-        if self._outlet is not None:
-            self._outlet.voice.leave(self)
+        if self._output is not None:
+            self._output.notices.leave(self)
         super().disconnect()
 
     def _stop_joining(self) -> None:
         if self._joining is not None:
             self._joining.cancel()
             self._joining = None
-            if self._outlet is not None:
-                self._outlet.due = True  # the next client gets the rest
+            if self._output is not None:
+                self._output.due = True  # the next client gets the rest
 
     # --- from the browser to the kernel
 
     def handle_incoming_message(self, incoming_msg: Any) -> None:
-        if self._outlet is not None:
+        if self._output is not None:
             request = self._execute_request(incoming_msg)
             if request is not None:
-                self._outlet.voice.cell_sent(self, request)
+                self._output.notices.cell_sent(self, request)
         super().handle_incoming_message(incoming_msg)
 
     def _execute_request(self, message: str | bytes) -> dict[str, Any] | None:
-        """The header, if it is one. What is no message is for the server to refuse."""
-        try:
-            if self.subprotocol == V1 and isinstance(message, bytes):
+        """The header, if it is one. The server itself refuses what is no message."""
+        header = None
+        if self.subprotocol == V1 and isinstance(message, bytes):
+            try:
                 channel, parts = deserialize_msg_from_ws_v1(message)
-                header = json.loads(parts[0]) if channel == "shell" else None
-            elif isinstance(message, str) and _REQUEST in message:
-                header = json.loads(message).get("header")
-            else:
-                header = None
-        except (ValueError, IndexError, AttributeError, RecursionError):
-            return None
+                header = json_object(parts[0]) if channel == "shell" else None
+            except (ValueError, IndexError):
+                return None
+        elif isinstance(message, str) and _REQUEST in message:
+            header = (json_object(message) or {}).get("header")
         found = isinstance(header, dict) and header.get("msg_type") == _REQUEST
         return header if found else None
 
-    # --- the server's own words
+    # --- notices of the server
 
     @property
-    def tab(self) -> str:
+    def tab_id(self) -> str:
         return str(self.session.session)
 
-    def speak(self, text: str, cell: dict[str, Any]) -> None:
+    def show(self, text: str, cell: dict[str, Any]) -> None:
         content = {"name": "stderr", "text": f"{text}\n"}
         try:
             self._send("iopub", self.session.msg("stream", content, parent=cell))
         except WebSocketClosedError:
             self.log.warning(
-                "The tab of kernel %s is gone, and was not told: %s", self.kernel_id, text
+                "A tab of kernel %s has closed and does not show this: %s", self.kernel_id, text
             )
 
-    def _send_status_message(self, status: str) -> None:
-        """The kernel has died, and is restarted or given up. The cell that ran gets the reason as
-        its last output, for then the browser lets go of it; the status has it, too."""
+    def on_kernel_restarted(self) -> None:
+        if not self._announce_death("restarting"):
+            super().on_kernel_restarted()
+
+    def on_restart_failed(self) -> None:
+        if not self._announce_death("dead"):
+            super().on_restart_failed()
+
+    def _announce_death(self, status: str) -> bool:
+        """The kernel has died and is restarted or given up. The cell that ran gets the reason as
+        its last output, because the browser lets go of the cell with this status; the status has
+        the reason, too. False if the server should announce it."""
         provisioner = getattr(self.kernel_manager, "provisioner", None)
-        outlet = self._outlet
-        if outlet is None or not isinstance(provisioner, SandboxProvisioner):
-            super()._send_status_message(status)
-            return
+        if self._output is None or not isinstance(provisioner, SandboxProvisioner):
+            return False
+        self.log.warning("Kernel %s died; its status is %r now.", self.kernel_id, status)
         iopub = self.channels.get("iopub")
         if iopub is not None and not iopub.closed():
-            iopub.flush()  # what the dead kernel had said comes first
+            iopub.flush()  # the last output of the dead kernel comes first
         reason = provisioner.obituary
         if reason:
-            outlet.voice.kernel_died(self, reason)
+            self._output.notices.kernel_died(self, reason)
         content = {"execution_state": status, **({"reason": reason} if reason else {})}
         self._send("iopub", self.session.msg("status", content))
+        return True
 
     # --- from the kernel to the browser
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
-        if self._outlet is None:
+        if self._output is None:
             return super().handle_outgoing_message(stream, outgoing_msg)
         channel = stream if isinstance(stream, str) else getattr(stream, "channel", None)
         if channel != "iopub":
@@ -175,7 +183,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         return self._live(outgoing_msg)
 
     def _live(self, parts: list[bytes]) -> None:
-        """The live channel lags behind the recording, so it may begin with what has been sent."""
+        """The live channel lags behind the recording, so it may begin with messages that the
+        recording had."""
         if self._sent:
             if not self._sent.isdisjoint(_ids([parts])):
                 return
@@ -196,24 +205,24 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             self._hear(envelope)
 
     def _hear(self, envelope: Envelope) -> None:
-        """What was passed on may be of interest to the server's voice."""
-        if self._outlet is None:
+        """A message was passed on, after which a notice may be due."""
+        if self._output is None:
             return
-        if envelope.kind == "error" and not self._unlimited:
-            cell = self._outlet.voice.cell(self, str(envelope.parent.get("msg_id")))
-            if cell is not None and (text := self._outlet.hint(envelope.content())):
-                self.speak(text, cell)
+        if envelope.kind == "error" and not self._replaying:
+            cell = self._output.notices.cell(self, str(envelope.parent.get("msg_id")))
+            if cell is not None and (text := self._output.hint(envelope.content())):
+                self.show(text, cell)
         if envelope.kind == "status" and envelope.content().get("execution_state") == "idle":
-            self._outlet.voice.cell_ended(self, str(envelope.parent.get("msg_id")))
+            self._output.notices.cell_ended(self, str(envelope.parent.get("msg_id")))
 
     @property
     def write_message(self) -> Callable[..., Any]:
         write = self.websocket_handler.write_message
-        message_id, outlet = self._message_id, self._outlet
-        if not message_id or outlet is None:
+        message_id, output = self._message_id, self._output
+        if not message_id or output is None:
             return write
 
-        got = outlet.sending(message_id)
+        got = output.sending(message_id)
 
         def write_and_note(*args: Any, **kwargs: Any) -> Any:
             written = write(*args, **kwargs)
@@ -227,36 +236,33 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
 
         return write_and_note
 
-    def _limit_rate(self, channel: Any, msg: Any, msg_list: Any) -> Any:
-        return False if self._unlimited else super()._limit_rate(channel, msg, msg_list)
-
     # --- joining
 
-    async def _join(self, outlet: Outlet) -> None:
+    async def _join(self, output: KernelOutput) -> None:
         sent = self._sent
         try:
-            # The channels are opened by the caller of this turn of the loop.
+            # The caller opens the channels in this turn of the loop.
             await asyncio.sleep(0)
-            recording, messages, incomplete = await outlet.missed()
+            recording, messages, incomplete = await output.missed()
             sent.update(await asyncio.to_thread(_ids, recording.messages))
             if incomplete:
-                self._tell_lost(messages)
+                self._show_loss(messages)
             await self._replay(messages)
             self._reply(await asyncio.to_thread(unanswered, recording, len(messages)))
-            await self._first_live(outlet, sent, recording.next)
+            await self._first_live(output, sent, recording.next)
         except SandboxError as error:
             self.log.error(
-                "Output of kernel %s that was made while there was no server is lost: %s",
+                "Output that kernel %s made while there was no server is lost: %s",
                 *(self.kernel_id, error),
             )
         except WebSocketClosedError:
-            outlet.due = True
+            output.due = True
         self._joining = None
         held, self._held, self._held_bytes = self._held, [], 0
         for parts in held:
             self._live(parts)
 
-    async def _first_live(self, outlet: Outlet, sent: set[str], since: int) -> None:
+    async def _first_live(self, output: KernelOutput, sent: set[str], since: int) -> None:
         """Wait for the first live message, then send what the recording has up to it."""
         while not self._held:
             self._arrived.clear()
@@ -267,29 +273,31 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
                 return
             if self._held_bytes > _MOST_HELD:
                 self.log.warning(
-                    "Kernel %s prints faster than what it printed before can be replayed; some of "
-                    "that may be missing.",
+                    "Kernel %s prints faster than its earlier output can be replayed; some of that "
+                    "may be missing.",
                     self.kernel_id,
                 )
                 return
-            recording = await outlet.recorded(since)
+            recording = await output.recorded(since)
             since = recording.next
             sent.update(await asyncio.to_thread(_ids, recording.messages))
             await self._replay(recording.messages)
             if not first & sent:
                 await asyncio.sleep(_JOIN_PAUSE)
-        self.log.warning("Kernel %s publishes what its sandbox does not record.", self.kernel_id)
+        self.log.warning(
+            "Kernel %s publishes messages that its sandbox does not record.", self.kernel_id
+        )
 
     async def _replay(self, messages: Sequence[list[bytes]]) -> None:
         if messages:
             self.log.info("Replaying %d messages of kernel %s", len(messages), self.kernel_id)
         for start in range(0, len(messages), _AT_ONCE):
-            self._unlimited = True
+            limit_rate, self.limit_rate, self._replaying = self.limit_rate, False, True
             try:
                 for parts in messages[start : start + _AT_ONCE]:
                     self._pass_on(parts)
             finally:
-                self._unlimited = False
+                self.limit_rate, self._replaying = limit_rate, False
             await asyncio.sleep(0)  # other kernels' clients have a turn
 
     def _reply(self, ended: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
@@ -300,10 +308,10 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
                 self._send("shell", self.session.msg("execute_reply", content, parent=request))
         self._answered = None
 
-    def _tell_lost(self, messages: Sequence[list[bytes]]) -> None:
+    def _show_loss(self, messages: Sequence[list[bytes]]) -> None:
         text = (
-            f"Some output of kernel {self.kernel_id} that was made while there was no server is "
-            f"lost: there was more of it than SandboxServer.record_mib allows.\n"
+            f"Some output that kernel {self.kernel_id} made while there was no server is lost: "
+            f"there was more of it than SandboxServer.record_mib allows.\n"
         )
         self.log.warning(text.strip())
         envelope = open_envelope(messages[0]) if messages else None
@@ -316,8 +324,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             packed = serialize_msg_to_ws_v1(message, channel, self.session.pack)
             self.write_message(packed, binary=True)
         else:
-            packed = self._reserialize_reply({**message, "buffers": []}, channel)
-            self.write_message(packed, binary=isinstance(packed, bytes))
+            message = {**message, "channel": channel, "buffers": []}
+            self.write_message(json.dumps(message, default=json_default))
 
 
 def _ids(messages: Sequence[Sequence[bytes]]) -> list[str]:

@@ -1,16 +1,16 @@
 """BoxLite: sandboxes that are microVMs on this machine, or on a BoxLite server.
 
-client       BoxliteClient: what users have; talks to the broker, or to a server
-direct       the boxes, through the SDK; runs in the broker
+client       BoxliteClient: for users; talks to the broker, or to a server
+sdk_client   the boxes, through the SDK; runs in the broker
 handle       one box
-sizes        what a VM is made of
-runtime      the SDK itself: boxes, their processes, errors in our words
-image        from a spec's image to what BoxLite makes a box of
+vm_size      the fields of a spec that decide a VM's size
+sdk_runtime  the SDK itself: boxes, their processes, its errors in our words
+image        from a spec's image to BoxLite's options
 link         the one way into a box, and the commands that go over it
-supervisor   runs in the box: its process 1
-relay        runs in the box: hands the SDK's streams to the supervisor
-notes        what is kept about a box that has ended
-facts        capabilities and names; imports no SDK
+postmortem   reason and log of a box that has ended
+backend      capabilities and names; imports no SDK
+
+``guest/commands/box.py`` is process 1 of a box.
 """
 
 from sandbox_kernel.sandboxes.boxlite.client import BoxliteClient

@@ -14,7 +14,7 @@ from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.base import Diagnosis, SandboxClient, SandboxHandle, SnapshotInfo
 from sandbox_kernel.sandboxes.bootcheck import kvm_problem
-from sandbox_kernel.sandboxes.boxlite.facts import (
+from sandbox_kernel.sandboxes.boxlite.backend import (
     BACKEND,
     CAPABILITIES,
     PYTHON,
@@ -24,13 +24,13 @@ from sandbox_kernel.sandboxes.boxlite.facts import (
 )
 from sandbox_kernel.sandboxes.boxlite.image import find_image
 from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
-from sandbox_kernel.sandboxes.broker.launch import Place
+from sandbox_kernel.sandboxes.broker.startup import Place
 from sandbox_kernel.spec import SandboxSpec
 
 if TYPE_CHECKING:
-    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+    from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
-_FACTORY = "sandbox_kernel.sandboxes.boxlite.direct:DirectClient"
+_FACTORY = "sandbox_kernel.sandboxes.boxlite.sdk_client:DirectClient"
 _INSTALL = "pip install 'sandbox-kernel[boxlite]'"
 
 
@@ -66,7 +66,7 @@ class BoxliteClient(SandboxClient):
         if not remote():
             return _Brokered()
         if self._direct is None:
-            from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+            from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
             self._direct = DirectClient()
         return self._direct

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.base import SandboxInfo, SnapshotInfo
-from sandbox_kernel.sandboxes.boxlite.facts import BoxHandle
-from sandbox_kernel.sandboxes.boxlite.link import BoxStream
-from sandbox_kernel.sandboxes.boxlite.notes import Notes
-from sandbox_kernel.sandboxes.boxlite.sizes import limits
-from sandbox_kernel.text import last_lines, printable
+from sandbox_kernel.sandboxes.boxlite.backend import BoxHandle
+from sandbox_kernel.sandboxes.boxlite.postmortem import Notes
+from sandbox_kernel.sandboxes.boxlite.vm_size import limits
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
+from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
-    from sandbox_kernel.sandboxes.boxlite.direct import DirectClient
+    from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
 _log = logging.getLogger(__name__)
 
@@ -30,52 +30,28 @@ class DirectHandle(BoxHandle):
     def __init__(self, client: DirectClient, record: Record) -> None:
         super().__init__(record)
         self._client = client
-        self._record = record
         self._notes = Notes(record.id)
 
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> BoxStream:
+    async def open_command(self, command: Command) -> ControlledStream:
         link = await self._client.link(self._record)
-        return await link.open(
-            {
-                "argv": list(argv),
-                "env": dict(env or {}),
-                "cwd": cwd,
-                "tty": list(tty) if tty else None,
-                "duplex": duplex,
-            }
-        )
+        return await link.open(command)
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
+    async def spawn_command(self, command: Command) -> None:
         """As the surface says. The end of a ``main`` command is the end of the box."""
         link = await self._client.link(self._record)
-        await link.spawn({"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "main": main})
+        await link.spawn(command)
 
     async def stop(self) -> None:
         try:
             link = await self._client.link(self._record)
             # Not left to the exit code, which a broker that did not start the box may not see.
             self._notes.write("ended", "it was stopped")
-            log = await link.request("stop", timeout=_STOP_TIMEOUT)
-            self._notes.write("log", printable(str(log)))
+            answer = await link.request("stop", _STOP_TIMEOUT)
+            self._notes.write("log", printable(str(answer.get("log", ""))))
         except (SandboxGone, SandboxNotFound):
             pass
         except SandboxError as error:
-            _log.info("sandbox %s does not stop by itself: %s", self.name, error)
+            _log.info("Sandbox %s does not stop when asked: %s", self.name, error)
         await self._client.ended(self._record)
 
     async def kill(self) -> None:
@@ -90,12 +66,12 @@ class DirectHandle(BoxHandle):
         await self._client.restart(self._record)
 
     async def snapshot(self, name: str) -> SnapshotInfo:
-        return await self._client.snapshot(self._record, name)
+        return await self._client.keep(self._record, name)
 
     async def logs(self, *, tail: int | None = None) -> str:
         try:
             link = await self._client.link(self._record)
-            text = printable(str(await link.request("logs")))
+            text = printable(str((await link.request("logs")).get("log", "")))
         except SandboxGone:
             text = self._notes.read("log") or await self._client.console(self._record)
         return last_lines(text, tail)
@@ -111,12 +87,4 @@ class DirectHandle(BoxHandle):
             detail["pids"] = [p.pid for p in await asyncio.to_thread(runtime.processes, state.id)]
         if status != "running":
             detail["reason"] = self._client.reason(self._record, state)
-        return SandboxInfo(
-            name=self.name,
-            id=self.id,
-            backend=self.backend,
-            status=status,
-            created=self._record.created,
-            limits=limits(self.spec),
-            detail=detail,
-        )
+        return self._info(status, limits=limits(self.spec), detail=detail)

@@ -1,4 +1,4 @@
-"""From a spec's ``image`` to what BoxLite makes a box of."""
+"""From a spec's ``image`` to BoxLite's options."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.images.store import resolve
+from sandbox_kernel.images.image_store import resolve
 from sandbox_kernel.spec import SandboxSpec
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_JSON = 4 * 2**20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where commands are looked for in an image that does not say it, which BoxLite would not run."""
+"""The PATH for an image without one, which BoxLite would not run."""
 _MAKE_ONE = "`sandbox-kernel image build --from debian -t NAME` makes one without Docker"
 
 
 @dataclass(frozen=True)
-class Image:
+class BoxImage:
     """Either a folder with an OCI layout, or a registry's reference."""
 
     layout: Path | None = None
@@ -35,7 +35,7 @@ class Image:
         return {"image": self.reference}
 
 
-def find_image(spec: SandboxSpec) -> Image:
+def find_image(spec: SandboxSpec) -> BoxImage:
     """The image that a spec names: a folder with an OCI layout, an image built with
     ``sandbox-kernel image build``, or else a registry's reference. SpecError if it names none,
     or one for another machine."""
@@ -43,7 +43,7 @@ def find_image(spec: SandboxSpec) -> Image:
         raise SpecError(
             f"Sandbox {spec.name!r} was not created: a microVM needs an image with Python, and "
             f"image is not set. {_MAKE_ONE}; then set image to its name. A registry's image, such "
-            f"as python:3.12-slim, will do as well."
+            f"as python:3.12-slim, works as well."
         )
     if "/" in spec.image and Path(spec.image).is_absolute():
         layout: Path | None = Path(spec.image)
@@ -55,9 +55,9 @@ def find_image(spec: SandboxSpec) -> Image:
     else:
         layout = resolve(spec.image)
     if layout is None:
-        return Image(reference=spec.image)
+        return BoxImage(reference=spec.image)
     _check_architecture(spec, layout)
-    return Image(layout=layout)
+    return BoxImage(layout=layout)
 
 
 def _check_architecture(spec: SandboxSpec, layout: Path) -> None:
@@ -71,7 +71,7 @@ def _check_architecture(spec: SandboxSpec, layout: Path) -> None:
 
 
 def _architectures(layout: Path) -> set[str]:
-    """What the images of a layout say that they are for; empty if they do not say."""
+    """The architectures of a layout's images; empty if unknown."""
     try:
         return {
             str((manifest.get("platform") or _config(layout, manifest))["architecture"])
@@ -82,7 +82,7 @@ def _architectures(layout: Path) -> set[str]:
 
 
 def _has_path(layout: Path) -> bool:
-    """Whether the images of a layout say where their commands are."""
+    """Whether all images of a layout set PATH."""
     try:
         return all(
             any(str(item).startswith("PATH=") for item in _env(_config(layout, manifest)))
@@ -103,7 +103,7 @@ def _config(layout: Path, manifest: Any) -> Any:
 def _blob(layout: Path, descriptor: Any) -> Any:
     kind, _, digest = str(descriptor["digest"]).partition(":")
     if not (kind.isalnum() and digest.isalnum()):
-        raise ValueError(f"no digest: {kind}:{digest}")
+        raise ValueError(f"not a digest: {kind}:{digest}")
     return _json(layout / "blobs" / kind / digest)
 
 

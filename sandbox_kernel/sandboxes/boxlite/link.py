@@ -1,50 +1,167 @@
-"""The host's end of the way to a box's supervisor, and the commands that go over it.
+"""The host's end of a link to a box: requests and commands, as streams of the wire.
 
-One link a box: an execution of the relay, whose text streams carry the lines that supervisor.py
-describes. Everything that comes from the box is checked: a line that is too long, no line at all
-or more than was asked for ends the link, and with it the commands.
+One link a box: an execution of the connector, whose text streams carry the wire in base64;
+``guest/commands/box.py`` is the far end. Whatever comes from the box is checked: what the wire does
+not allow ends the link, and with it the commands.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
-import itertools
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from sandbox_kernel.errors import ExecFailed, SandboxError, SandboxGone, SandboxTimeout
-from sandbox_kernel.sandboxes.base import ExecStream
-from sandbox_kernel.sandboxes.boxlite.supervisor import MAX_LINE, WINDOW
-from sandbox_kernel.text import printable
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout
+from sandbox_kernel.guest.commands.box import REQUEST, STDERR, STDIO
+from sandbox_kernel.guest.commands.process_one import MAX_REQUEST
+from sandbox_kernel.sandboxes.channel import Hangup
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.controlled_stream import (
+    ControlledStream,
+    check_started,
+)
+from sandbox_kernel.sandboxes.stream_link import ByteStream, StreamLink
+from sandbox_kernel.untrusted_text import printable
+from sandbox_kernel.wire.codec import BASE64
+from sandbox_kernel.wire.connection import Connection
+from sandbox_kernel.wire.frames import Buffer
+from sandbox_kernel.wire.mux import INITIAL_WINDOW, INTERACTIVE, URGENT, Stream
+from sandbox_kernel.wire.peer import Peer
 
 _log = logging.getLogger(__name__)
 
-MAX_LOG = 2 * 2**20
-_MAX_RECEIVED = 2 * MAX_LOG
-_MAX_INPUT = 48 * 1024
+_MAX_ANSWER = 8 * 2**20
+_PIECE = 64 * 1024
 _START_TIMEOUT, _REPLY_TIMEOUT, _CLOSE_TIMEOUT = 60.0, 30.0, 15.0
 
 
-class Carrier(Protocol):
+class Carrier(ByteStream, Protocol):
     """What a link needs of an execution."""
 
-    async def read(self) -> str:
-        """The next piece of stdout; empty at its end."""
-
-    async def write(self, data: bytes) -> None: ...
-
     async def close(self) -> None: ...
+
+
+class StreamPort:
+    """The host's end of one stream of a link, as a port of a ControlledStream."""
+
+    def __init__(self, peer: Peer, stream: Stream) -> None:
+        self._peer = peer
+        self._stream = stream
+        self._pieces: deque[bytes] = deque()
+        self._ended = self._broken = False
+        self._arrived, self._room = asyncio.Event(), asyncio.Event()
+        stream.owner = self
+        stream.widest = INITIAL_WINDOW
+
+    async def read(self) -> bytes:
+        while not self._pieces and not self._ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._stream.consumed(len(data))
+        self._peer.flush_soon()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE):
+            while self._stream.full and not self._broken:
+                self._stream.waiting = True
+                self._room.clear()
+                await self._room.wait()
+            if self._broken:
+                raise BrokenPipeError("the command's stdin is closed")
+            self._stream.write(bytes(view[start : start + _PIECE]))
+            self._peer.flush_soon()
+
+    def end_input(self) -> None:
+        self._stream.finish()
+        self._peer.flush_soon()
+
+    def break_input(self) -> None:
+        """Nobody reads what is written here."""
+        self._broken = True
+        self._room.set()
+
+    def close(self) -> None:
+        self._stream.reset("closed")
+        self._peer.flush_soon()
+        self._pieces.clear()
+        self.on_reset("")
+
+    def on_data(self, payload: Buffer) -> None:
+        self._pieces.append(bytes(payload))
+        self._arrived.set()
+
+    def on_finished(self) -> None:
+        self._ended = True
+        self._arrived.set()
+
+    def on_reset(self, reason: str) -> None:
+        self.on_finished()
+        self.break_input()
+
+    def on_room(self) -> None:
+        self._room.set()
+
+
+class BoxRequest(StreamPort):
+    """One request to process 1 of a box, and the control of the command that it starts."""
+
+    stdin: StreamPort | None = None
+
+    def __init__(self, peer: Peer, stream: Stream, sandbox: str) -> None:
+        super().__init__(peer, stream)
+        self.id = stream.id
+        self._sandbox = sandbox
+        self._received = b""
+
+    async def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > MAX_REQUEST:
+            raise SandboxError(
+                f"A command with arguments and environment of {len(line)} bytes is too long for "
+                f"sandbox {self._sandbox!r}, which takes {MAX_REQUEST}. Pass large values through "
+                f"a file or stdin."
+            )
+        self._stream.write(line)
+        self._peer.flush_soon()
+
+    async def receive(self) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            data = await self.read()
+            if not data:
+                raise Hangup
+            self._received += data
+            if len(self._received) > _MAX_ANSWER:
+                raise SandboxError(f"Sandbox {self._sandbox!r} sent an answer that is too long.")
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise SandboxError(f"Sandbox {self._sandbox!r} sent an answer that is not JSON.")
+        return message
+
+    def hang_up(self) -> None:
+        self.end_input()
+
+    def on_finished(self) -> None:
+        super().on_finished()
+        if self.stdin is not None:
+            self.stdin.break_input()
 
 
 class BoxLink:
     """The way to one box. ``closed`` is set when it is over, whatever the cause.
 
-    ``why_lost`` is asked once then, for the error that the commands' users get.
+    ``why_lost`` is called once then; it gives the error that the users of the commands get.
     """
 
     def __init__(
@@ -53,312 +170,123 @@ class BoxLink:
         self.closed = asyncio.Event()
         self.sandbox = sandbox
         self.error: SandboxError | None = None
-        self.boot = ""
         self._carrier = carrier
         self._why_lost = why_lost
-        self._numbers = itertools.count(1)
-        self._streams: dict[int, BoxStream] = {}
-        self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._outgoing: list[bytes] = []
-        self._more = asyncio.Event()
-        self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._transmit())]
         self._ending: asyncio.Task[None] | None = None
+        self._link = StreamLink(carrier)
+        self._peer = Peer(asyncio.get_running_loop(), host=True)
+        self._peer.on_link_lost = self._peer.on_broken = self._lost
+        self._peer.attach(
+            self._link,
+            Connection.without_handshake(self._peer.mux, BASE64, self._peer.clock(), preamble=True),
+        )
+        self._link.start()
 
-    async def opened(self, timeout: float) -> None:
-        """Wait until the supervisor has said hello. SandboxError if it does not."""
+    async def configure(
+        self, lease: float, env: Mapping[str, str], workdir: str, *, timeout: float
+    ) -> None:
+        """The first request: when it is answered, the box is ready for commands."""
+        answer = await self.request(
+            "configure", timeout, lease=lease, env=dict(env), workdir=workdir
+        )
+        if "error" in answer:
+            why = printable(str(answer.get("message"))[:500])
+            raise SandboxError(f"Sandbox {self.sandbox!r} could not be set up: {why}.")
+
+    async def request(
+        self, kind: str, timeout: float = _REPLY_TIMEOUT, **fields: Any
+    ) -> dict[str, Any]:
+        """Send a request and wait for its answer, which is not to be trusted."""
+        request = self._open_request()
         try:
-            await asyncio.wait_for(asyncio.shield(self._hello), timeout)
-        except asyncio.TimeoutError:
-            raise SandboxTimeout(
-                f"The supervisor in sandbox {self.sandbox!r} did not answer within {timeout:g} s."
-            ) from None
-
-    # --- what the client calls
-
-    def configure(self, lease: float, env: Mapping[str, str], workdir: str) -> None:
-        self.send(0, "configure", {"lease": lease, "env": dict(env), "workdir": workdir})
-
-    async def request(self, kind: str, value: Any = None, timeout: float = _REPLY_TIMEOUT) -> Any:
-        """Ask something and wait for the reply, which is the word of the box."""
-        self._check()
-        number = next(self._numbers)
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        try:
-            self.send(number, kind, value)
-            return await asyncio.wait_for(reply, timeout)
-        except asyncio.TimeoutError:
-            raise SandboxTimeout(
-                f"Sandbox {self.sandbox!r} did not answer within {timeout:g} s."
-            ) from None
+            return await self._ask(request, kind, timeout, fields)
         finally:
-            self._replies.pop(number, None)
+            request.close()
 
-    async def spawn(self, command: dict[str, Any]) -> None:
-        started = await self.request("spawn", command, _START_TIMEOUT)
-        if isinstance(started, str):
-            raise self._not_run(command["argv"], started)
+    async def spawn(self, command: Command) -> None:
+        answer = await self.request("spawn", _START_TIMEOUT, **command.to_json())
+        check_started(answer, command, self.sandbox)
 
-    async def open(self, command: dict[str, Any]) -> BoxStream:
+    async def open(self, command: Command) -> ControlledStream:
         """Start a command. ExecFailed if that cannot be done."""
-        self._check()
-        number = next(self._numbers)
-        stream = BoxStream(self, number)
-        started = self._replies[number] = asyncio.get_running_loop().create_future()
-        self._streams[number] = stream
+        request = self._open_request()
+        request.stdin = stdio = self._open_port(f"{STDIO}:{request.id}")
+        ports = [stdio]
+        if not command.duplex and not command.tty:
+            ports.append(self._open_port(f"{STDERR}:{request.id}"))
         try:
-            self.send(number, "exec", command)
-            answer = await asyncio.wait_for(started, _START_TIMEOUT)
-        except BaseException as error:
-            self.send(number, "close", None)
-            self._streams.pop(number, None)
-            if isinstance(error, asyncio.TimeoutError):
-                raise SandboxTimeout(
-                    f"Sandbox {self.sandbox!r} did not start {command['argv'][0]!r} within "
-                    f"{_START_TIMEOUT:g} s."
-                ) from None
+            answer = await self._ask(request, "exec", _START_TIMEOUT, command.to_json())
+            check_started(answer, command, self.sandbox)
+        except BaseException:
+            for port in (request, *ports):
+                port.close()
             raise
-        finally:
-            self._replies.pop(number, None)
-        if isinstance(answer, str):
-            self._streams.pop(number, None)
-            raise self._not_run(command["argv"], answer)
-        return stream
-
-    def _not_run(self, argv: Sequence[str], why: str) -> ExecFailed:
-        return ExecFailed(
-            f"{argv[0]!r} could not be run in sandbox {self.sandbox!r}: {printable(why[:500])}."
+        return ControlledStream(
+            request,
+            self._gone,
+            stdin=stdio,
+            stdout=stdio,
+            stderr=ports[1] if len(ports) > 1 else None,
+            terminal=command.tty is not None,
         )
 
-    def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
+    def _open_request(self) -> BoxRequest:
+        if self.closed.is_set():
+            raise self._gone()
+        return BoxRequest(self._peer, self._peer.mux.open(REQUEST, URGENT), self.sandbox)
 
-    # --- lines
+    def _open_port(self, target: str) -> StreamPort:
+        # Without more window than this, a flood of output waits in the box.
+        return StreamPort(self._peer, self._peer.mux.open(target, INTERACTIVE, INITIAL_WINDOW))
 
-    def send(self, number: int, kind: str, value: Any) -> None:
-        if not self.closed.is_set():
-            line = json.dumps([number, kind, value], separators=(",", ":")).encode() + b"\n"
-            if len(line) > MAX_LINE:
-                raise SandboxError(
-                    f"A command with arguments and environment of {len(line)} bytes is too long "
-                    f"for sandbox {self.sandbox!r}, which takes {MAX_LINE}. Pass large values "
-                    f"through a file or stdin."
-                )
-            self._outgoing.append(line)
-            self._more.set()
-
-    async def _transmit(self) -> None:
+    async def _ask(
+        self, request: BoxRequest, kind: str, timeout: float, fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
         try:
-            while True:
-                await self._more.wait()
-                self._more.clear()
-                data, self._outgoing = b"".join(self._outgoing), []
-                await self._carrier.write(data)
-        except Exception as error:  # noqa: BLE001  (an SDK may raise anything)
-            self._lost(f"writing failed: {error}")
+            async with asyncio.timeout(timeout):
+                await request.send({"kind": kind, **fields})
+                return await request.receive()
+        except TimeoutError:
+            raise SandboxTimeout(
+                f"Sandbox {self.sandbox!r} did not answer {kind!r} within {timeout:g} s."
+            ) from None
+        except Hangup:
+            raise self._gone() from None
 
-    async def _receive(self) -> None:
-        received: list[str] = []
-        size = 0
-        try:
-            while piece := await self._carrier.read():
-                head, newline, rest = piece.rpartition("\n")
-                if newline:
-                    for line in "".join([*received, head]).split("\n"):
-                        self._take(line)
-                    received, size = [], 0
-                received.append(rest)
-                size += len(rest)
-                if size > _MAX_RECEIVED:
-                    raise ValueError("a line without end")
-            self._lost("its relay ended")
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            self._lost(f"the box broke the protocol: {error}")
-        except Exception as error:  # noqa: BLE001
-            self._lost(f"reading failed: {error}")
-
-    def _take(self, line: str) -> None:
-        number, kind, value = json.loads(line)
-        if kind == "hello":
-            self.boot = str(value["boot"])[:64]
-            if not self._hello.done():
-                self._hello.set_result(None)
-        elif kind in ("reply", "started", "failed"):
-            waiting = self._replies.get(number)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(str(value) if kind == "failed" else value)
-        elif (stream := self._streams.get(number)) is not None:
-            stream.take(kind, value)
-
-    def forget(self, number: int) -> None:
-        self._streams.pop(number, None)
+    def _gone(self) -> SandboxError:
+        return self.error or SandboxGone(f"The link to sandbox {self.sandbox!r} is closed.")
 
     # --- the end
 
     def _lost(self, why: str) -> None:
         if self._ending is None:
-            _log.info("the link to sandbox %s is over: %s", self.sandbox, printable(why[:300]))
-            self._ending = asyncio.create_task(self._end(why))
+            _log.info("The link to sandbox %s is over: %s", self.sandbox, printable(why[:300]))
+            self.closed.set()
+            self._ending = asyncio.get_running_loop().create_task(self._end(why))
 
     async def _end(self, why: str) -> None:
-        self.closed.set()
         try:
             self.error = await self._why_lost()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (an SDK may raise anything)
             self.error = SandboxError(f"Sandbox {self.sandbox!r} was lost: {why}; {error}.")
-        for waiting in [*self._replies.values(), self._hello]:
-            if not waiting.done():
-                waiting.set_exception(self.error)
-                waiting.exception()  # it may be that nobody waits
-        for stream in list(self._streams.values()):
-            stream.lost(self.error)
-        self._streams.clear()
-        await self._finish()
+        for stream in self._peer.mux.close():
+            if isinstance(stream.owner, StreamPort):
+                stream.owner.on_reset(why)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._link.ended()
+                await self._carrier.close()
 
     async def close(self) -> None:
-        """End the link; its commands are ended by the supervisor. Idempotent."""
+        """End the link; the box ends its commands. Idempotent."""
         if self._ending is None:
-            gone = SandboxGone(f"The way to sandbox {self.sandbox!r} was closed.")
+            gone = self._gone()
 
             async def why() -> SandboxError:
                 return gone
 
             self._why_lost = why
-            self._lost("closed")
+            self._peer.detach()
+            self._lost("it was closed")
         assert self._ending is not None
         await asyncio.shield(self._ending)
-
-    async def _finish(self) -> None:
-        current = asyncio.current_task()
-        for task in self._tasks:
-            if task is not current:
-                task.cancel()
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._carrier.close(), _CLOSE_TIMEOUT)
-
-
-class BoxStream(ExecStream):
-    """A command in a box. Byte-exact: what the box sends as base64 is bytes here."""
-
-    def __init__(self, link: BoxLink, number: int) -> None:
-        self._link = link
-        self._number = number
-        self._kept: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
-        self._ended: set[str] = set()
-        self._room = WINDOW
-        self._exit: int | None = None
-        self._error: SandboxError | None = None
-        self._closed = False
-        self._done = asyncio.Event()
-        self._over = asyncio.Event()
-        self._news: dict[str, asyncio.Event] = {
-            name: asyncio.Event() for name in ("out", "err", "in")
-        }
-
-    def take(self, kind: str, value: Any) -> None:
-        """What the supervisor says about this command. ValueError if it may not say that."""
-        if kind in ("out", "err"):
-            self._take_output(kind, value)
-        elif kind == "took_in":
-            if not isinstance(value, int) or not 0 < value <= WINDOW - self._room:
-                raise ValueError("it took more input than there was")
-            self._room += value
-            self._news["in"].set()
-        elif kind == "exit":
-            self._exit = value if isinstance(value, int) and abs(value) < 2**31 else -1
-            self._done.set()
-        elif kind == "closed":
-            self._over.set()
-            self._news["in"].set()
-            self._link.forget(self._number)
-        else:
-            raise ValueError(f"an unknown line {str(kind)[:40]!r}")
-
-    def _take_output(self, name: str, value: str) -> None:
-        try:
-            data = base64.b64decode(value, validate=True)
-        except binascii.Error as error:
-            raise ValueError("output that is no base64") from error
-        if not data:
-            self._ended.add(name)
-        elif not self._closed:
-            self._kept[name] += data
-            if len(self._kept[name]) > WINDOW:
-                raise ValueError("more output than was asked for")
-        self._news[name].set()
-
-    def lost(self, error: SandboxError) -> None:
-        self._error = error
-        self._ended |= {"out", "err"}
-        for news in (*self._news.values(), self._done, self._over):
-            news.set()
-
-    async def _read(self, name: str) -> bytes:
-        kept = self._kept[name]
-        while not kept and name not in self._ended and not self._closed:
-            self._news[name].clear()
-            await self._news[name].wait()
-        data = bytes(kept)
-        kept.clear()
-        if data:
-            self._link.send(self._number, f"took_{name}", len(data))
-        return data
-
-    async def read(self) -> bytes:
-        return await self._read("out")
-
-    async def read_stderr(self) -> bytes:
-        return await self._read("err")
-
-    async def write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            while self._room <= 0 and not self._finished:
-                self._news["in"].clear()
-                await self._news["in"].wait()
-            if self._finished:
-                raise BrokenPipeError("the command's stdin is closed")
-            piece, left = left[: min(self._room, _MAX_INPUT)], left[min(self._room, _MAX_INPUT) :]
-            self._room -= len(piece)
-            self._link.send(self._number, "in", base64.b64encode(piece).decode())
-
-    @property
-    def _finished(self) -> bool:
-        return self._closed or self._error is not None or self._over.is_set()
-
-    async def close_stdin(self) -> None:
-        if not self._finished:
-            self._link.send(self._number, "in", "")
-
-    async def wait(self) -> int:
-        await self._done.wait()
-        if self._exit is None:
-            raise self._error or SandboxGone(f"Sandbox {self._link.sandbox!r} has ended.")
-        return self._exit
-
-    async def send_signal(self, signum: int) -> None:
-        if self._exit is None and not self._finished:
-            self._link.send(self._number, "signal", int(signum))
-
-    async def resize(self, rows: int, columns: int) -> None:
-        if not self._finished:
-            self._link.send(self._number, "resize", [rows, columns])
-
-    async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for news in self._news.values():
-                news.set()
-            if not self._over.is_set():
-                self._link.send(self._number, "close", None)
-        if self._error is None:
-            try:
-                await asyncio.wait_for(self._over.wait(), _CLOSE_TIMEOUT)
-            except asyncio.TimeoutError:
-                _log.warning(
-                    "a command in sandbox %s did not end within %g s",
-                    self._link.sandbox,
-                    _CLOSE_TIMEOUT,
-                )
-        self._link.forget(self._number)

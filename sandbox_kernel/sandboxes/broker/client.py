@@ -1,7 +1,7 @@
 """A SandboxClient whose sandboxes are a broker's.
 
 Has no state but where the broker is: each request has a connection of its own, and a broker that
-has ended meanwhile is started anew. The bytes of streams go through pipes or a socket that the
+has ended is started again. The bytes of streams go through pipes or a socket that the
 broker holds the other ends of.
 """
 
@@ -10,26 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sandbox_kernel.errors import SandboxGone, SandboxNotFound
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.records import Record, Records
+from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.base import (
     Diagnosis,
-    ExecStream,
     SandboxClient,
     SandboxHandle,
     SandboxInfo,
     SnapshotInfo,
 )
-from sandbox_kernel.sandboxes.broker.ends import stream_ends
-from sandbox_kernel.sandboxes.broker.launch import Place
-from sandbox_kernel.sandboxes.broker.protocol import Channel, Hangup, raise_error
-from sandbox_kernel.sandboxes.port import Port
+from sandbox_kernel.sandboxes.broker.protocol import raise_error
+from sandbox_kernel.sandboxes.broker.startup import Place
+from sandbox_kernel.sandboxes.channel import Channel
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
+from sandbox_kernel.sandboxes.recording_client import RecordedHandle
+from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.spec import SandboxSpec
-
-_CLOSE_TIMEOUT = 20.0
 
 
 async def ask(place: Place, kind: str, **values: Any) -> Any:
@@ -40,141 +41,56 @@ async def ask(place: Place, kind: str, **values: Any) -> Any:
     return answer.get("result")
 
 
-class BrokeredStream(ExecStream):
+class BrokeredStream(ControlledStream):
     """A command that the broker watches for us."""
 
     def __init__(
         self, channel: Channel, sandbox: str, ends: Sequence[int | socket.socket], terminal: bool
     ) -> None:
-        ports = [Port(end) for end in ends]
-        self._channel = channel
-        self._sandbox = sandbox
-        self._stdin = ports[0]
-        self._stdout = ports[1] if len(ports) == 3 else ports[0]
-        self._stderr = ports[2] if len(ports) == 3 else None
-        self._ports = ports
-        self._closed = False
-        self._last: dict[str, Any] | None = None
-        self._ended = False
-        self._waiting = asyncio.Lock()
-        if not terminal and isinstance(ends[0], socket.socket):
-            self.socket = ends[0]
+        ports = [AsyncFd(end) for end in ends]
+        super().__init__(
+            channel,
+            lambda: SandboxGone(
+                f"The broker of sandbox {sandbox!r} ended, and with it this command."
+            ),
+            stdin=ports[0],
+            stdout=ports[1] if len(ports) == 3 else ports[0],
+            stderr=ports[2] if len(ports) == 3 else None,
+            terminal=terminal,
+            sock=ends[0] if isinstance(ends[0], socket.socket) and not terminal else None,
+        )
 
-    async def read(self) -> bytes:
-        return await self._stdout.read()
-
-    async def read_stderr(self) -> bytes:
-        return await self._stderr.read() if self._stderr else b""
-
-    async def write(self, data: bytes) -> None:
-        await self._stdin.write(data)
-
-    async def close_stdin(self) -> None:
-        self._stdin.end_input()
-
-    async def wait(self) -> int:
-        await self._wait_for_end()
-        if self._last is None:
-            raise SandboxGone(
-                f"The broker of sandbox {self._sandbox!r} ended, and with it this command."
-            )
-        raise_error(self._last)
-        code = self._last.get("exit")
-        return code if isinstance(code, int) else -1
-
-    async def _wait_for_end(self) -> None:
-        async with self._waiting:
-            while self._last is None and not self._ended:
-                try:
-                    message = await self._channel.receive()
-                except Hangup:
-                    self._ended = True
-                    return
-                if "exit" in message or "error" in message:
-                    self._last = message
-
-    async def send_signal(self, signum: int) -> None:
-        await self._tell({"signal": int(signum)})
-
-    async def resize(self, rows: int, columns: int) -> None:
-        await self._tell({"resize": [rows, columns]})
-
-    async def _tell(self, message: dict[str, Any]) -> None:
-        if self._last is None and not self._closed:
-            with contextlib.suppress(Hangup):
-                await self._channel.send(message)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._channel.hang_up()
-        for port in self._ports:
-            port.close()
+    def _take(self, message: dict[str, Any]) -> None:
+        super()._take(message)
         try:
-            # The broker hangs up when the command has ended.
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wait_for_hangup(), _CLOSE_TIMEOUT)
-        finally:
-            self._ended = True
-            self._channel.close()
-
-    async def _wait_for_hangup(self) -> None:
-        with contextlib.suppress(Hangup):
-            while not self._ended:
-                async with self._waiting:
-                    message = await self._channel.receive()
-                    if "exit" in message or "error" in message:
-                        self._last = message
+            raise_error(message)
+        except SandboxError as error:
+            self._failure, self._ended = error, True
 
 
-class BrokeredHandle(SandboxHandle):
+class BrokeredHandle(RecordedHandle):
     """One sandbox of a broker's. Backends subclass it for what is theirs."""
 
     def __init__(self, place: Place, record: Record) -> None:
-        self.name = record.name
-        self.id = record.id
-        self.spec = record.sandbox_spec()
+        super().__init__(record)
         self._place = place
-        self._created = record.created
 
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> BrokeredStream:
-        message = {
-            "kind": "open_stream",
-            **self._named(),
-            "argv": list(argv),
-            "env": dict(env or {}),
-            "cwd": cwd,
-            "tty": list(tty) if tty else None,
-        }
-        with stream_ends(duplex=duplex or tty is not None) as (theirs, ours):
+    async def open_command(self, command: Command) -> BrokeredStream:
+        terminal = command.tty is not None
+        message = {"kind": "open_stream", **self._named(), **command.to_json()}
+        with stream_ends(duplex=command.duplex or terminal) as (theirs, ours):
             channel, answer = await self._place.request(message, tuple(theirs))
             try:
                 self._check(answer)
-                stream = BrokeredStream(channel, self.name, list(ours), tty is not None)
+                stream = BrokeredStream(channel, self.name, list(ours), terminal)
             except BaseException:
                 channel.close()
                 raise
             ours.clear()
         return stream
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
-        await self._ask("spawn", argv=list(argv), env=dict(env or {}), cwd=cwd, main=main)
+    async def spawn_command(self, command: Command) -> None:
+        await self._ask("spawn", **command.to_json())
 
     async def stop(self) -> None:
         with contextlib.suppress(SandboxGone):
@@ -200,7 +116,7 @@ class BrokeredHandle(SandboxHandle):
         try:
             return SandboxInfo(**await self._ask("info"))
         except SandboxGone:
-            return SandboxInfo(self.name, self.id, self.backend, "gone", self._created)
+            return self._info("gone")
 
     def _named(self) -> dict[str, Any]:
         return {"name": self.name, "id": self.id}

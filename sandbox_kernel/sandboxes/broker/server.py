@@ -13,13 +13,15 @@ import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
+from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxClient, SandboxHandle
-from sandbox_kernel.sandboxes.broker.protocol import PROTOCOL, Channel, Hangup, error_message
-from sandbox_kernel.sandboxes.port import Port
+from sandbox_kernel.sandboxes.broker.protocol import MAX_MESSAGE, PROTOCOL, error_message
+from sandbox_kernel.sandboxes.channel import Channel, Hangup
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class Broker:
         return time.monotonic() - self._used_at > self._idle
 
     def _nobody_at_the_door(self) -> bool:
-        """The name is taken away first: whoever found it has connected by then, and is served."""
+        """Rename the socket first: a client that found it has connected by then, and is served."""
         if self._retiring or not os.path.exists(self._path):
             return True
         aside = f"{self._path}.ending"
@@ -108,11 +110,11 @@ class Broker:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                # No descriptor is left.
+                # The process has no descriptor left.
                 _log.warning("A client of the broker must wait: %s", error)
                 await asyncio.sleep(_CHECK)
                 continue
-            channel = Channel(sock)
+            channel = Channel(sock, MAX_MESSAGE)
             if channel.peer_uid() != os.getuid() or len(self._connections) >= _MAX_CONNECTIONS:
                 channel.close()
                 continue
@@ -204,9 +206,7 @@ class Broker:
 
     async def _spawn(self, request: Request) -> None:
         handle = await self._handle(request)
-        await handle.spawn(
-            request["argv"], env=request["env"], cwd=request["cwd"], main=request["main"]
-        )
+        await handle.spawn_command(Command.from_json(request))
 
     async def _info(self, request: Request) -> Request:
         return asdict(await (await self._handle(request)).info())
@@ -221,18 +221,13 @@ class Broker:
     # --- streams
 
     async def _open_stream(self, channel: Channel, request: Request) -> None:
-        tty = request["tty"]
         duplex = len(channel.fds) == 1
-        ports = [Port(_owned(channel.fds.pop(0), duplex)) for _ in range(len(channel.fds))]
+        command = Command.from_json(request)
+        command = replace(command, duplex=duplex and not command.tty)
+        ports = [AsyncFd(_owned(channel.fds.pop(0), duplex)) for _ in range(len(channel.fds))]
         try:
             handle = await self._handle(request)
-            stream = await handle.open_stream(
-                request["argv"],
-                env=request["env"],
-                cwd=request["cwd"],
-                tty=(tty[0], tty[1]) if tty else None,
-                duplex=duplex and not tty,
-            )
+            stream = await handle.open_command(command)
         except Exception as error:  # noqa: BLE001  (goes to whoever asked)
             for port in ports:
                 port.close()
@@ -251,7 +246,7 @@ class Broker:
 class _Pumps:
     """Carry a stream's bytes between the sandbox and a client's pipes, or its socket."""
 
-    def __init__(self, stream: ExecStream, ports: list[Port], channel: Channel) -> None:
+    def __init__(self, stream: ExecStream, ports: list[AsyncFd], channel: Channel) -> None:
         self._stream = stream
         self._channel = channel
         self._stdin = ports[0]
@@ -260,10 +255,22 @@ class _Pumps:
 
     async def run(self) -> None:
         """Until the client hangs up."""
-        reading = self._start(self._read(self._stream.read, self._stdout))
-        errors = self._start(self._read(self._stream.read_stderr, self._stderr))
-        others = [reading, errors, self._start(self._feed()), self._start(self._tell_end())]
-        try:
+        async with asyncio.TaskGroup() as group:
+            pumps = [
+                group.create_task(self._read(self._stream.read, self._stdout)),
+                group.create_task(self._read(self._stream.read_stderr, self._stderr)),
+                group.create_task(self._feed()),
+                group.create_task(self._tell_end()),
+            ]
+            try:
+                await self._obey()
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+
+    async def _obey(self) -> None:
+        """Signals and sizes from the client, until it hangs up."""
+        with contextlib.suppress(Hangup):
             while True:
                 message = await self._channel.receive()
                 if "signal" in message:
@@ -271,24 +278,14 @@ class _Pumps:
                 elif "resize" in message:
                     rows, columns = message["resize"]
                     await self._stream.resize(int(rows), int(columns))
-        except Hangup:
-            pass
-        finally:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
 
-    @staticmethod
-    def _start(work: Any) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work)
-
-    async def _read(self, read: Callable[[], Awaitable[bytes]], port: Port | None) -> None:
+    async def _read(self, read: Callable[[], Awaitable[bytes]], port: AsyncFd | None) -> None:
         try:
             while data := await read():
                 if port is not None:
                     await port.write(data)
         except (OSError, SandboxError) as error:
-            _log.debug("a stream ended: %s", error)
+            _log.debug("a stream of the broker ended: %s", error)
         if port is not None and port is not self._stdin:
             port.close()
         elif port is not None:
@@ -300,7 +297,7 @@ class _Pumps:
                 await self._stream.write(data)
             await self._stream.close_stdin()
             return
-        # The command takes no more; whoever writes is told so by a closed pipe.
+        # The command reads no more: a closed pipe tells the writer.
         if self._stdin is not self._stdout:
             self._stdin.close()
 

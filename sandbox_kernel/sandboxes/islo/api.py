@@ -28,7 +28,7 @@ from sandbox_kernel.errors import (
     SandboxUnavailable,
     SpecRefused,
 )
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
 
 T = TypeVar("T")
 
@@ -54,14 +54,14 @@ class Unsure(SandboxError):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ServiceAddress:
     """Where the service is. Kept in records, so that a sandbox is found where it was made."""
 
     control: str = CONTROL
     compute: str = COMPUTE
 
     @classmethod
-    def from_environment(cls) -> Endpoint:
+    def from_environment(cls) -> ServiceAddress:
         return cls(
             os.environ.get("ISLO_BASE_URL") or CONTROL,
             os.environ.get("ISLO_COMPUTE_URL") or COMPUTE,
@@ -83,7 +83,7 @@ class Tokens:
     """Session tokens, exchanged for the key and renewed before they end. The SDK and the exec
     streams ask here; a token that the service has refused is not used again."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServiceAddress) -> None:
         self._endpoint = endpoint
         self._token = ""
         self._until = 0.0
@@ -122,7 +122,7 @@ class Tokens:
 class Api:
     """The service at one endpoint. Belongs to one event loop."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServiceAddress) -> None:
         self.endpoint = endpoint
         self._tokens = Tokens(endpoint)
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=32)

@@ -8,15 +8,13 @@ records.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
-import logging
 import re
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, ClassVar
-
-from islo.types import AutoResumePolicy, LifecyclePolicy
 
 from sandbox_kernel.errors import (
     SandboxError,
@@ -28,17 +26,16 @@ from sandbox_kernel.errors import (
     SpecError,
     SpecRefused,
 )
-from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes import creation
-from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient
-from sandbox_kernel.sandboxes.hosted import label
-from sandbox_kernel.sandboxes.islo import gateway
-from sandbox_kernel.sandboxes.islo.api import Api, Endpoint, Unsure, api_key
-from sandbox_kernel.sandboxes.islo.handle import MARKER, STATES, IsloHandle, whole_seconds
-from sandbox_kernel.sandboxes.islo.options import Options
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.islo import gateway_profiles
+from sandbox_kernel.sandboxes.islo.api import Api, ServiceAddress, Unsure, api_key
+from sandbox_kernel.sandboxes.islo.handle import MARKER, STATES, IsloHandle
+from sandbox_kernel.sandboxes.islo.plan import SandboxPlan
+from sandbox_kernel.sandboxes.machine_label import label
+from sandbox_kernel.sandboxes.recording_client import RecordingClient
+from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.spec import SandboxSpec, check_name
-
-log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PAGE = 100
@@ -60,7 +57,7 @@ def prefix() -> str:
     return f"sk-{ours}--"
 
 
-class IsloClient(SandboxClient):
+class IsloClient(RecordingClient[IsloHandle]):
     """Sandboxes of one Islo account. Needs ``ISLO_API_KEY``; looked at when it is used."""
 
     backend = "islo"
@@ -70,7 +67,7 @@ class IsloClient(SandboxClient):
         cpus=True,
         disk_mib=True,
         egress=True,
-        egress_parts=gateway.ENFORCED,
+        egress_parts=gateway_profiles.ENFORCED,
         options=True,
         hosted=True,
         byte_exact_streams=True,
@@ -80,7 +77,7 @@ class IsloClient(SandboxClient):
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,
-            "workspace": _ELSEWHERE,
+            "volume": _ELSEWHERE,
             "readable": _ELSEWHERE,
             "python": "The sandbox runs the image's own Python; choose an image.",
             "secrets": "Secrets of Islo's environments are not mapped; pass what the code may know "
@@ -92,15 +89,20 @@ class IsloClient(SandboxClient):
         },
     )
 
+    hosted = True
+
     def __init__(self) -> None:
-        self._records = Records()
-        self._apis: dict[Endpoint, Api] = {}
+        super().__init__()
+        self._apis: dict[ServiceAddress, Api] = {}
+
+    def handle(self, record: Record) -> IsloHandle:
+        return IsloHandle(record, self)
 
     def api(self, record: Record | None = None) -> Api:
         """The service where the record's sandbox is, or, without one, where the environment says.
         For the handles of this client."""
         kept = record.data.get("endpoint") if record is not None else None
-        endpoint = Endpoint(**kept) if kept else Endpoint.from_environment()
+        endpoint = ServiceAddress(**kept) if kept else ServiceAddress.from_environment()
         if endpoint not in self._apis:
             self._apis[endpoint] = Api(endpoint)
         return self._apis[endpoint]
@@ -114,13 +116,13 @@ class IsloClient(SandboxClient):
 
     def check(self, spec: SandboxSpec) -> None:
         super().check(spec)
-        _Plan.of(spec)
+        SandboxPlan.of(spec)
 
     async def create(self, spec: SandboxSpec) -> IsloHandle:
         self.check(spec)
-        plan = _Plan.of(spec)
+        plan = SandboxPlan.of(spec)
         api_key()
-        endpoint = Endpoint.from_environment()
+        endpoint = ServiceAddress.from_environment()
         record = Record(self.backend, spec.name, "", spec.to_dict())
         record.data = {
             "sandbox": prefix() + spec.name,
@@ -129,45 +131,40 @@ class IsloClient(SandboxClient):
             "limits": plan.limits,
         }
         await self.sweep()
-        creation.begin(record)
-        self._records.reserve(record)
-        try:
-            return await self._make(record, spec, plan)
-        except BaseException as error:
-            await asyncio.shield(self._undo(record))
-            if isinstance(error, Unsure):
-                raise SandboxTimeout(
-                    f"Sandbox {spec.name!r} was not created: {error} Nothing of it was found; try "
-                    f"again later."
-                ) from error
-            if isinstance(error, SandboxNotFound):
-                # Islo does not know something that the request names.
-                raise SpecError(f"Sandbox {spec.name!r} was not created: {error}") from error
-            raise
+        await self.make(record, lambda: self._start(record, spec, plan), None)
+        return self.handle(record)
 
-    async def _make(self, record: Record, spec: SandboxSpec, plan: _Plan) -> IsloHandle:
+    async def _start(self, record: Record, spec: SandboxSpec, plan: SandboxPlan) -> None:
         api = self.api(record)
         profile = plan.profile
         if isinstance(profile, str):
-            identity = await gateway.existing(api, profile)
+            identity = await gateway_profiles.existing(api, profile)
             record.data["profile"] = {"id": identity, "owned": False}
         else:
             name = f"{record.data['sandbox']}-{record.data['marker'][:8]}"
-            # Noted first: who is killed now leaves a name by which it is found.
+            # Saved first: if this process is killed now, the profile is found by its name.
             record.data["profile"] = {"id": None, "name": name, "owned": True}
-            self._records.save(record)
-            identity = await gateway.provision(api, profile, name)
+            await self.save(record)
+            identity = await gateway_profiles.provision(api, profile, name)
             record.data["profile"]["id"] = identity
-        self._records.save(record)
+        await self.save(record)
         made = await self._create(api, record, {**plan.fields, "gateway_profile": identity})
         record.id = made.id
-        self._records.save(record)
-        handle = IsloHandle(record, self)
+        await self.save(record)
+        handle = self.handle(record)
         await handle.reached("running", timeout=spec.start_timeout)
         await handle.set_up()
-        creation.finish(record)
-        self._records.save(record)
-        return handle
+
+    async def explained(self, error: BaseException, record: Record) -> BaseException:
+        if isinstance(error, Unsure):
+            return SandboxTimeout(
+                f"Sandbox {record.name!r} was not created: {error} Nothing of it was found; try "
+                f"again later."
+            )
+        if isinstance(error, SandboxNotFound):
+            # Islo does not know something that the request names.
+            return SpecError(f"Sandbox {record.name!r} was not created: {error}")
+        return error
 
     async def _create(self, api: Api, record: Record, fields: dict[str, Any]) -> Any:
         """Ask for the sandbox until it is known whether there is one. Names are unique at Islo,
@@ -214,16 +211,9 @@ class IsloClient(SandboxClient):
         except SandboxNotFound:
             return None
         candidate = Record(**{**vars(record), "id": found.id})
-        handle = IsloHandle(candidate, self)
+        handle = self.handle(candidate)
         await handle.reached("running", timeout=record.sandbox_spec().start_timeout)
         return found if await handle.set_up() == record.data["marker"] else None
-
-    async def _undo(self, record: Record) -> None:
-        """Clear away what was made. What cannot be is kept in the record, for ``rm``."""
-        try:
-            await self._destroy(record, by_name=not record.data.get("foreign"))
-        except SandboxError as error:
-            log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
 
     # --- finding and removing
 
@@ -238,11 +228,11 @@ class IsloClient(SandboxClient):
                 f"Sandbox {name!r} is being made, or was left half-made; remove it with "
                 f"`sandbox-kernel rm {name}`."
             )
-        return IsloHandle(record, self)
+        return self.handle(record)
 
     def _load(self, name: str) -> Record:
-        """What is known here of a sandbox with our label. SandboxNotFound."""
-        record = self._records.load(self.backend, name)
+        """This machine's record of a sandbox with our label. SandboxNotFound."""
+        record = self.records.load(self.backend, name)
         if not record.data["sandbox"].startswith(prefix()):
             raise SandboxNotFound(f"Sandbox {name!r} has another SANDBOX_KERNEL_LABEL.")
         return record
@@ -277,7 +267,7 @@ class IsloClient(SandboxClient):
         """Those that this machine knows, and all of the account that are named as ours are."""
         names = {
             record.name
-            for record in self._records.list(self.backend)
+            for record in self.records.list(self.backend)
             if record.data["sandbox"].startswith(prefix())
         }
         try:
@@ -308,43 +298,28 @@ class IsloClient(SandboxClient):
             record = self._load(name)
         except SandboxNotFound:
             try:
-                record = await self._look_up(name)
+                foreign = await self._look_up(name)
             except SandboxNotFound:
                 return
+            await self.discard(foreign)
         else:
-            settled = await creation.settled(self._records, self.backend, record.name, hosted=True)
-            if settled is None:
-                return
-            record = settled
-        # A removal that was begun is carried through, also if the caller is cancelled.
-        await asyncio.shield(self._destroy(record))
+            await super().remove(record.name)
 
-    async def sweep(self) -> None:
-        """Remove sandboxes whose creation was cut short. Called by ``create``; never raises for a
-        single one."""
-        for record in self._records.list(self.backend):
-            if creation.cut_short(record):
-                try:
-                    await self._destroy(record)
-                except SandboxError as error:
-                    log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
-
-    async def _destroy(self, record: Record, *, by_name: bool = True) -> None:
-        """The sandbox, then its profile, which it uses until it is gone, then the record."""
+    async def destroy(self, record: Record) -> None:
+        """The sandbox, then its profile, which it uses until it is gone."""
         api = self.api(record)
-        if by_name:
-            try:
+        if not record.data.get("foreign"):
+            with contextlib.suppress(SandboxNotFound):
                 await self._delete(api, record)
-            except SandboxNotFound:
-                pass
         profile = record.data.get("profile") or {}
         if profile.get("owned"):
             name = str(profile.get("name", ""))
-            await gateway.clear(api, profile.get("id"), re.escape(name))
+            await gateway_profiles.clear(api, profile.get("id"), re.escape(name))
         elif record.data.get("elsewhere"):
-            # Its maker has the id; the name is that of no other sandbox.
-            await gateway.clear(api, None, re.escape(record.data["sandbox"]) + "-[0-9a-f]{8}")
-        self._records.delete(self.backend, record.name)
+            # Only its maker has the id, but no other sandbox has the name.
+            await gateway_profiles.clear(
+                api, None, re.escape(record.data["sandbox"]) + "-[0-9a-f]{8}"
+            )
 
     async def _delete(self, api: Api, record: Record) -> None:
         remote = record.data["sandbox"]
@@ -355,7 +330,7 @@ class IsloClient(SandboxClient):
         elif not await self._made_by_us(api, record):
             return
         await api.call(api.sandboxes.delete_sandbox, remote, doing=f"{remote!r} was deleted")
-        handle = IsloHandle(record, self)
+        handle = self.handle(record)
         try:
             await handle.reached(timeout=record.sandbox_spec().start_timeout)
         except SandboxGone:
@@ -382,8 +357,8 @@ class IsloClient(SandboxClient):
         return [*found, Diagnosis(True, f"Islo answers at {api.endpoint.compute}")]
 
 
-def _foreign_record(name: str, found: Any, endpoint: Endpoint) -> Record:
-    """What can be known of a sandbox that another machine made. Not kept."""
+def _foreign_record(name: str, found: Any, endpoint: ServiceAddress) -> Record:
+    """A record, never stored, for a sandbox that another machine made."""
     spec = SandboxSpec(name=name, image=str(found.image) or None)
     record = Record("islo", name, str(found.id), spec.to_dict())
     try:
@@ -398,55 +373,3 @@ def _foreign_record(name: str, found: Any, endpoint: Endpoint) -> Record:
         "elsewhere": True,
     }
     return record
-
-
-class _Plan:
-    """A spec in Islo's words. Making it refuses what has none, before anything is made."""
-
-    def __init__(
-        self, profile: gateway.Profile | str, fields: dict[str, Any], limits: dict[str, str]
-    ) -> None:
-        self.profile = profile
-        self.fields = fields
-        self.limits = limits
-
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> _Plan:
-        options = Options.read(spec.options)
-        if options.gateway_profile is not None and (spec.egress.rules or spec.egress):
-            raise SpecError(
-                f"Sandbox {spec.name!r} was not created: egress and options.gateway_profile both "
-                f"say what may get out. Give one of them."
-            )
-        profile = options.gateway_profile or gateway.Profile.of(spec.egress, spec.name)
-        lifecycle: dict[str, Any] = {
-            "pause_after_idle": options.pause_after_idle or whole_seconds(spec.lease_seconds),
-            "auto_resume": AutoResumePolicy(options.auto_resume),
-        }
-        if options.delete_after is not None:
-            lifecycle["delete_after"] = options.delete_after
-        fields: dict[str, Any] = {"lifecycle": LifecyclePolicy(**lifecycle)}
-        if isinstance(profile, gateway.Profile):
-            fields["internet_enabled"] = profile.internet_enabled
-        limits = {}
-        if spec.image:
-            fields["image"] = spec.image
-        if spec.memory_mib:
-            fields["memory_mb"] = spec.memory_mib
-            limits["memory_mib"] = f"{spec.memory_mib} MiB (memory of the VM)"
-        if spec.cpus:
-            fields["vcpus"] = _whole(spec, "cpus", spec.cpus, 1, "whole CPUs")
-            limits["cpus"] = f"{fields['vcpus']} (virtual CPUs)"
-        if spec.disk_mib:
-            fields["disk_gb"] = _whole(spec, "disk_mib", spec.disk_mib, 1024, "GiB, so 1024 MiB")
-            limits["disk_mib"] = f"{spec.disk_mib} MiB (disk of the VM)"
-        return cls(profile, fields, limits)
-
-
-def _whole(spec: SandboxSpec, field: str, value: float, unit: int, what: str) -> int:
-    if value % unit:
-        raise SpecRefused(
-            f"Sandbox {spec.name!r} was not created: the backend 'islo' cannot enforce "
-            f"{field}={value!r}. Islo counts in {what}; give a multiple."
-        )
-    return int(value // unit)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.sandboxes.islo.gateway import Profile
+from sandbox_kernel.sandboxes.islo.gateway_profiles import Profile
+from sandbox_kernel.suggestions import check_keys
 
 AUTO_RESUME = ("never", "on_activity")
 
@@ -20,7 +20,7 @@ class Options:
 
     gateway_profile: str | Profile | None = None
     pause_after_idle: int | None = None
-    """Islo pauses the sandbox when nothing has been asked of it for so long; the default is the
+    """Islo pauses the sandbox after this many seconds without a request; the default is the
     spec's ``lease_seconds``."""
     delete_after: int | None = None
     """Islo deletes the sandbox after so long; as it seems, since its creation."""
@@ -30,12 +30,7 @@ class Options:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Options:
-        known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
-                raise SpecError(f"options for 'islo' have an unknown key {key!r}. {hint}")
+        check_keys(values, [field.name for field in fields(cls)], "`options` for 'islo'")
         taken = dict(values)
         profile = taken.get("gateway_profile")
         if isinstance(profile, Mapping):

@@ -1,4 +1,4 @@
-"""Server-sent events, as they come in pieces of any size. No I/O."""
+"""Server-sent events, cut out of pieces of any size. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 MAX_EVENT = 8 * 2**20
-"""Bytes of one event, or of a line without an end. More is no exec stream."""
+"""Most bytes of one event, and of one line."""
 
 
 class Event(NamedTuple):
@@ -17,8 +17,8 @@ class Event(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The output in a stdout or stderr event. Islo's SDK does not say how it is wrapped:
-        plain text, a JSON string and a JSON object that holds one are understood."""
+        """The output in a stdout or stderr event. Islo's SDK does not document its form, so plain
+        text, a JSON string and a JSON object with a string are accepted."""
         found = self._parsed()
         if isinstance(found, dict):
             for key in ("data", "output", "text", "chunk", "message"):
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class EventParser:
-    """Feed it bytes; it gives the events that are whole. ValueError for what is too long."""
+    """Feed it bytes; it returns the complete events. ValueError for one that is too long."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -71,7 +71,7 @@ class EventParser:
 
 
 def _type_in(data: str) -> str:
-    """The name of an event that carries it in its data."""
+    """The name of an event whose data contains it."""
     if data[:1] == "{":
         try:
             found = json.loads(data)

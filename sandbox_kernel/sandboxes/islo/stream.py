@@ -1,4 +1,4 @@
-"""The streams of one command: out of the sandbox by Islo's exec stream, into it by pushes."""
+"""The streams of one command: its output is Islo's exec stream, its input is pushed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import base64
 import binascii
 import json
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
+from sandbox_kernel import guest_program
 from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.islo.api import Api
 from sandbox_kernel.sandboxes.islo.pushes import PUSH, Execute, Pusher
 from sandbox_kernel.sandboxes.islo.sse import EventParser
-from sandbox_kernel.sandboxes.pieces import PiecesStream
-from sandbox_kernel.text import printable
+from sandbox_kernel.untrusted_text import printable
 
 log = logging.getLogger(__name__)
 
 IDLE = 60.0
-"""Seconds without a sign of the relay, which gives one every ten, until the stream is lost."""
+"""Seconds of silence after which a stream is lost; the relay sends a heartbeat every ten."""
 _START_TIMEOUT = 60.0
 _CLOSE_TIMEOUT = 15.0
 _MAX_RECORD = 256 * 1024
@@ -33,27 +32,20 @@ _MAX_SAID = 4000
 WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 
 
-@cache
-def _relay() -> str:
-    """The relay's source as a short ``python3 -c`` program."""
-    source = resources.files(__package__).joinpath("relay.py").read_bytes()
-    packed = base64.b64encode(zlib.compress(source, 9)).decode()
-    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode({packed!r})))"
-
-
 def relay_command(mode: str, config: Mapping[str, Any]) -> list[str]:
     """The command line that runs the relay in a sandbox."""
-    return ["python3", "-I", "-S", "-c", _relay(), mode, json.dumps(config)]
+    program = guest_program.program("guest.commands.pushed")
+    return ["python3", "-I", "-S", "-c", program, mode, json.dumps(config)]
 
 
-class Records:
+class RecordReader:
     """The relay's records in the text of an exec stream, which may be cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, text: str) -> list[tuple[str, bytes]]:
-        """Pairs of kind and payload. ValueError for what no relay sends."""
+        """Pairs of kind and payload. ValueError for a record that is too long."""
         *whole, self._rest = (self._rest + text.encode(errors="replace")).split(b";")
         if len(self._rest) > _MAX_RECORD:
             raise ValueError("a record without an end")
@@ -66,11 +58,11 @@ class Records:
 
 
 def relay_records(text: str) -> list[tuple[str, bytes]]:
-    """The records in the whole output of a relay."""
-    return Records().feed(text)
+    """The records in the complete output of a relay."""
+    return RecordReader().feed(text)
 
 
-class IsloStream(PiecesStream):
+class IsloStream(BufferedStream):
     """A running command. Make it with ``open``."""
 
     write_ahead = PUSH
@@ -88,25 +80,31 @@ class IsloStream(PiecesStream):
         cls,
         api: Api,
         sandbox: str,
-        argv: Sequence[str],
-        config: Mapping[str, Any],
-        env: Mapping[str, str],
+        command: Command,
+        folder: str,
         *,
         execute: Execute,
         name: str,
         why_broken: WhyBroken,
     ) -> IsloStream:
-        """Start a command; the stream when it runs. ExecFailed if it cannot be run."""
-        stream = cls(config["folder"], execute, why_broken)
-        command = relay_command("stream", {**config, "argv": list(argv)})
+        """Start a command and wait until it runs. ExecFailed if it cannot be run."""
+        stream = cls(folder, execute, why_broken)
+        config = {
+            "folder": folder,
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "tty": command.tty,
+        }
         stream._task = asyncio.get_running_loop().create_task(
-            stream._take_in(api, sandbox, command, env)
+            stream._take_in(api, sandbox, relay_command("stream", config), command.env)
         )
         try:
             await asyncio.wait_for(asyncio.shield(stream._started), _START_TIMEOUT)
         except ExecFailed as error:
             await stream.close()
-            raise ExecFailed(f"{argv[0]!r} could not be run in sandbox {name!r}: {error}") from None
+            raise ExecFailed(
+                f"{command.program!r} could not be run in sandbox {name!r}: {error}"
+            ) from None
         except BaseException:
             await asyncio.shield(stream.close())
             raise
@@ -121,7 +119,7 @@ class IsloStream(PiecesStream):
         await self._pusher.drained()
 
     async def close_stdin(self) -> None:
-        await self._pusher.end()
+        self._pusher.end()
 
     async def send_signal(self, signum: int) -> None:
         if not self._over.is_set():
@@ -138,19 +136,19 @@ class IsloStream(PiecesStream):
         try:
             if self._code is None or not self._task.done():
                 await asyncio.wait_for(self._pusher.urge("kill", last=True), _CLOSE_TIMEOUT)
-        except Exception as error:  # noqa: BLE001  (its sandbox may have ended, too)
-            log.debug("ending a command in an Islo sandbox: %s", error)
+        except Exception as error:  # noqa: BLE001  (the sandbox may have ended, too)
+            log.debug("ending a command in an Islo sandbox failed: %s", error)
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self._pusher.close()
 
-    # --- what comes out
+    # --- output
 
     async def _take_in(
         self, api: Api, sandbox: str, command: Sequence[str], env: Mapping[str, str]
     ) -> None:
-        """Take in the exec stream until the command has ended, or the stream."""
+        """Read the exec stream until the command or the stream has ended."""
         failure: BaseException | None = None
         try:
             async with api.exec_stream(sandbox, command, env, idle=IDLE) as pieces:
@@ -162,7 +160,7 @@ class IsloStream(PiecesStream):
         await self._finish(failure)
 
     async def _take_pieces(self, pieces: Any) -> None:
-        events, records = EventParser(), Records()
+        events, records = EventParser(), RecordReader()
         async for piece in pieces:
             for event in events.feed(piece):
                 if event.name == "stdout":
@@ -195,14 +193,14 @@ class IsloStream(PiecesStream):
                 why = printable(base64.b64decode(payload).decode(errors="replace"))[:500]
                 self._started.set_exception(ExecFailed(f"{why}."))
         except (ValueError, binascii.Error) as error:
-            raise SandboxError(f"The relay sent what no relay sends: {error}") from error
+            raise SandboxError(f"The relay sent an invalid record: {error}") from error
 
     async def _finish(self, failure: BaseException | None) -> None:
         if self._code is None and not self._closed:
             self._failure = await self._reason(failure)
         if not self._started.done():
             self._started.set_exception(self._failure or SandboxError("the stream was closed"))
-            self._started.exception()  # whoever opens it may have gone
+            self._started.exception()  # nobody may be waiting for it
         self._over.set()
         await asyncio.gather(self._out.end(), self._err.end())
         if not self._closed:
@@ -214,5 +212,5 @@ class IsloStream(PiecesStream):
             return ExecFailed(f"{said} (commands need python3 in the image).")
         try:
             return await self._why_broken(failure)
-        except SandboxError as error:  # not even that can be found out
+        except SandboxError as error:  # the reason cannot be found out
             return error

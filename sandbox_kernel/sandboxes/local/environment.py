@@ -1,49 +1,30 @@
-"""What a Python kernel in the local jail sees of the host, and the environment it runs in.
+"""A Python environment of the host, and what the jail sees of it.
 
 ``describe`` asks an interpreter where its parts are. ``PythonEnvironment.binds`` shows them to the
-jail, read-only and at the same paths; ``system_binds`` shows the system below them. On top lies a
-virtual environment of the jail's own (``overlay_venv``): what is pip-installed in the jail goes
-there, and the host's packages shine through.
-
-A home folder is never shown, also not when the environment lies in it.
+jail, read-only and at the same paths. A home folder is never shown, not even when the environment
+lies in it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fnmatch
 import hashlib
 import json
 import os
-import stat
 import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.atomic_write import write_atomically
+from sandbox_kernel.errors import SpecError
 from sandbox_kernel.paths import data_dir, private_dir
-from sandbox_kernel.sandboxes.local import pips
-from sandbox_kernel.sandboxes.local.bubblewrap import GID, UID, Bind, Cover, Mount, Symlink
-from sandbox_kernel.sandboxes.local.private import (
-    SETTINGS,
-    STORES,
-    SYSTEM_FOLDERS,
-    contains,
-    covers,
-    exposes,
-)
-
-USER = "sandbox"
-HOME = "/home/sandbox"
+from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink
 
 _DESCRIBE_TIMEOUT = 20.0
 _MINIMUM_VERSION = (3, 9)
 _MAX_LINKS = 40
-_PARENT_PTH = "zzz_sandbox_parent.pth"  # last: an editable install in the jail comes before it
 
 # Runs in the interpreter that is asked about.
 _QUESTION = """
@@ -134,9 +115,9 @@ class PythonEnvironment:
 
     def binds(self) -> list[Mount]:
         """All of it at the same paths, read-only, without settings and without what is hidden by
-        its name (``private.covers``).
+        its name (``hidden_paths.covers``).
 
-        Real folders are shown, and every symbolic link on the way to one is made anew, so each
+        Real folders are shown, and every symbolic link on the way to one is recreated, so each
         path leads where it leads on the host. Raises SpecError if an interpreter's own folder
         cannot be shown without showing the home folder.
         """
@@ -261,7 +242,7 @@ def describe(python: str) -> PythonEnvironment:
         answer["present"] = {path: os.path.exists(path) for path in answer["named"]}
         # What a launcher (a pyenv shim) runs is its own affair, and may change without a trace.
         if os.path.realpath(answer["executable"]) == os.path.realpath(python):
-            _write_cache(cache, answer)
+            write_atomically(cache, json.dumps(answer), lasting=False)
     return _environment(python, answer)
 
 
@@ -340,7 +321,7 @@ def _base_executable(python: str, answer: dict[str, Any]) -> str:
                 return os.path.realpath(os.path.join(folder, name))
     raise SpecError(
         f"python={python!r} belongs to the virtual environment {prefix}, whose base interpreter "
-        f"is not found in {base_prefix}. Make the environment anew."
+        f"is not found in {base_prefix}. Recreate the environment."
     )
 
 
@@ -387,167 +368,3 @@ def _read_cache(path: Path, python: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # asking again is always right
     return answer if fresh else None
-
-
-def _write_cache(path: Path, answer: dict[str, Any]) -> None:
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(fd, "w") as file:
-            json.dump(answer, file)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def system_binds() -> list[Mount]:
-    """The system's programs and libraries, and the settings that they need; no secrets."""
-    mounts: list[Mount] = []
-    for name in SYSTEM_FOLDERS:
-        path = f"/{name}"
-        if os.path.islink(path):
-            mounts.append(Symlink(os.readlink(path), path))
-        elif os.path.isdir(path):
-            mounts.append(Bind(path, path))
-    mounts += [Bind(store, store) for store in STORES if os.path.isdir(store)]
-    mounts += [_setting(path) for path in _settings()]
-    mounts += [c for place in ("/usr", "/usr/local") for c in covers(place, is_prefix=True)]
-    return mounts
-
-
-def _settings() -> Iterator[str]:
-    try:
-        names = sorted(os.listdir("/etc"))
-    except OSError:
-        return
-    for pattern in " ".join(SETTINGS.values()).split():
-        nested = "/" in pattern
-        for name in (pattern,) if nested else fnmatch.filter(names, pattern):
-            path = f"/etc/{name}"
-            # A jail that root started could read what only root may read.
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_mode & stat.S_IROTH:
-                    yield path
-
-
-def _setting(path: str) -> Mount:
-    real = os.path.realpath(path)
-    if os.path.islink(path) and real.startswith("/usr/"):
-        return Symlink(real, path)
-    return Bind(real, path)
-
-
-def write_identity(folder: Path, hostname: str = "sandbox") -> list[Bind]:
-    """Write the jail's own /etc/passwd, /etc/group and /etc/hosts into ``folder``, which the jail
-    must not be able to write, and return their binds."""
-    files = {
-        "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n"
-        f"{USER}:x:{UID}:{GID}:{USER}:{HOME}:/bin/sh\n"
-        f"nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-        "group": f"root:x:0:\n{USER}:x:{GID}:\nnogroup:x:65534:\n",
-        "hosts": f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost {hostname}\n",
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return [Bind(str(folder / name), f"/etc/{name}") for name in files]
-
-
-def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> str:
-    """Make (or refresh) the jail's own virtual environment; returns its interpreter's path there.
-
-    ``folder`` on the host is what the jail sees, writable, as ``target``. The overlay has the
-    base interpreter of ``environment`` and its packages behind its own: ``pip install`` in the
-    jail writes here and wins, and what is installed on the host is seen by the next process. An
-    environment without pip gets it from ensurepip's wheel; if there is none either, the jail has
-    no pip.
-
-    Packages that were installed here before are kept. The folder may hold anything that code in
-    the jail made of it, so nothing is followed: a link where a folder should be is replaced.
-    """
-    major, minor = environment.version
-    parents = [*(environment.site_packages if environment.is_venv else ()), environment.user_site]
-    see_base = environment.system_site or not environment.is_venv
-    statements = [f"site.addsitedir({path!a})" for path in parents if path]
-    if environment.pip_wheel:
-        # site runs a virtual environment's .pth files twice, but adds a folder once only.
-        statements.append(f"sys.path.extend({{{environment.pip_wheel!a}}}.difference(sys.path))")
-    statements.append(pips.WHEN)
-    interpreter = f"{target.rstrip('/')}/bin/python"
-    configuration = (
-        f"home = {os.path.dirname(environment.base_executable)}\n"
-        f"include-system-site-packages = {'true' if see_base else 'false'}\n"
-        f"version = {major}.{minor}\n"
-        f"executable = {environment.base_executable}\n"
-    )
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        stack.callback(os.close, root)
-        try:
-            binaries = _enter(stack, root, "bin")
-            for name in ("python", "python3", f"python{major}.{minor}"):
-                _replace_link(binaries, name, environment.base_executable)
-            for name in pips.names(environment.version):
-                _replace_file(binaries, name, pips.script(interpreter), 0o755)
-            site = root
-            for name in ("lib", f"python{major}.{minor}", "site-packages"):
-                site = _enter(stack, site, name)
-            _replace_link(root, "lib64", "lib")
-            _replace_file(site, f"{pips.MODULE}.py", pips.module(environment.executable))
-            _replace_file(site, _PARENT_PTH, "; ".join(["import site, sys", *statements]) + "\n")
-            _replace_file(root, "pyvenv.cfg", configuration)
-        except OSError as error:
-            raise SandboxError(
-                f"The virtual environment of the jail could not be written to {folder}: {error}. "
-                f"Delete that folder to start with a new one."
-            ) from error
-    return interpreter
-
-
-def _enter(stack: contextlib.ExitStack, parent: int, name: str) -> int:
-    """A descriptor of the real folder ``name``, made if it is not there."""
-    for _ in range(3):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=parent)
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-        except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=parent)
-            continue
-        stack.callback(os.close, fd)
-        return fd
-    raise NotADirectoryError(errno.ENOTDIR, "keeps being replaced", name)
-
-
-def _replace_link(folder: int, name: str, text: str) -> None:
-    with contextlib.suppress(OSError):
-        if os.readlink(name, dir_fd=folder) == text:
-            return
-    temporary = _unused(name)
-    os.symlink(text, temporary, dir_fd=folder)
-    _move_over(folder, temporary, name)
-
-
-def _replace_file(folder: int, name: str, text: str, mode: int = 0o644) -> None:
-    temporary = _unused(name)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, mode, dir_fd=folder), "w") as file:
-        file.write(text)
-    _move_over(folder, temporary, name)
-
-
-def _unused(name: str) -> str:
-    return f".{name}-{os.urandom(8).hex()}"
-
-
-def _move_over(folder: int, temporary: str, name: str) -> None:
-    try:
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.unlink(temporary, dir_fd=folder)
-        raise

@@ -1,6 +1,6 @@
 """What a jail uses, measured from outside: by its cgroup, and by the host's /proc.
 
-Nothing here is the word of what runs in the jail.
+It does not ask the jail.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 from pathlib import Path
 
 from sandbox_kernel.sandboxes.base import Usage
-from sandbox_kernel.sandboxes.local.limits import Cgroup
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 
 _CACHE = {1: "total_inactive_file", 2: "inactive_file"}
 _USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 
 
 def measure(first: int, cgroup: Cgroup | None) -> Usage:
-    """Of the process ``first`` and all that come from it: in a jail, all there are."""
+    """Usage of a jail: of its first process and all descendants."""
     resident = processes = 0
     ticks = 0.0
     for pid in _family(first):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,13 @@ from sandbox_kernel.errors import (
     SandboxPaused,
     SandboxTimeout,
 )
-from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo, SnapshotInfo
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.microsandbox import machine, scripts
 from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
-from sandbox_kernel.text import last_lines, printable
+from sandbox_kernel.sandboxes.recording_client import RecordedHandle
+from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
+from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.microsandbox.client import MicrosandboxClient
@@ -35,7 +37,10 @@ _COPY_TIMEOUT = 600.0
 _CONSOLE_LINES, _CONSOLE_SIZE = 5, 500
 
 
-class MicrosandboxHandle(SandboxHandle):
+_log = logging.getLogger(__name__)
+
+
+class MicrosandboxHandle(RecordedHandle):
     """One microVM, running, paused or ended."""
 
     backend = "microsandbox"
@@ -43,64 +48,47 @@ class MicrosandboxHandle(SandboxHandle):
     holds_lease = True
 
     def __init__(self, record: Record, client: MicrosandboxClient) -> None:
-        self._record = record
+        super().__init__(record)
         self._client = client
         self._vm: str = record.data["vm"]
         self._connection: sdk.Sandbox | None = None
-        self.name = record.name
-        self.id = record.id
-        self.spec = record.sandbox_spec()
 
     # --- commands
 
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> MicrosandboxStream:
+    async def open_command(self, command: Command) -> MicrosandboxStream:
         """As the surface says; there is no duplex socket. The command runs as the image's user."""
-        command, arguments = argv[0], list(argv[1:])
-        if tty is not None:
-            command, arguments = "/bin/sh", scripts.with_terminal(argv, tty)
+        command = command.with_defaults(self.spec.env, self.workdir)
+        program, arguments = command.program, list(command.argv[1:])
+        if command.tty is not None:
+            program, arguments = "/bin/sh", scripts.with_terminal(command.argv, command.tty)
         try:
             connection = await self._connected()
             started = await connection.exec_stream(
-                command,
+                program,
                 arguments,
-                env={**self.spec.env, **(env or {})},
-                cwd=cwd or self.workdir,
+                env=dict(command.env),
+                cwd=command.cwd,
                 stdin=sdk.Stdin.pipe(),
-                tty=tty is not None,
+                tty=command.tty is not None,
             )
             return await MicrosandboxStream.open(
-                started, argv[0], self.name, self._exit_signal, self._broken
+                started, command.program, self.name, self._exit_signal, self._broken
             )
         except (sdk.MicrosandboxError, OSError, asyncio.TimeoutError) as error:
             raise await self._broken(error) from error
         except (TypeError, ValueError) as error:  # e.g. a NUL in an argument
             raise ExecFailed(
-                f"{command!r} cannot be run in sandbox {self.name!r}: {error}"
+                f"{program!r} cannot be run in sandbox {self.name!r}: {error}"
             ) from error
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
+    async def spawn_command(self, command: Command) -> None:
         """As the surface says. The output goes to the VM's console. Images without Python do not
         end with their ``main`` command, but when their lease is over."""
-        script = scripts.spawned(argv, main=main)
-        result = await self.exec("/bin/sh", script, env=env, cwd=cwd, timeout=_CONNECT_TIMEOUT * 2)
+        argv = ["/bin/sh", *scripts.spawned(command.argv, main=command.main)]
+        result = await self.run_command(replace(command, argv=argv), timeout=_CONNECT_TIMEOUT * 2)
         if not result.ok:
             raise ExecFailed(
-                f"{argv[0]!r} could not be started in sandbox {self.name!r}: "
+                f"{command.program!r} could not be started in sandbox {self.name!r}: "
                 f"{result.output.strip()[-500:] or 'there is no such command'}"
             )
 
@@ -155,7 +143,7 @@ class MicrosandboxHandle(SandboxHandle):
     async def _why_gone(self) -> str:
         record = self._stored()
         if record is None:
-            return f"Sandbox {self.name!r} has ended: it was removed. Create it anew to go on."
+            return f"Sandbox {self.name!r} has ended: it was removed. Create a new one to go on."
         reason, console = str(record.data.get("ended") or ""), ""
         if not reason:
             reason = await asyncio.to_thread(machine.why_ended, self._vm)
@@ -174,7 +162,7 @@ class MicrosandboxHandle(SandboxHandle):
             return
         if status == "running":
             await self._say_goodbye()
-        self._note_end("it was stopped")
+        self._note(ended="it was stopped")
         try:
             stopping = (await sdk.Sandbox.get(self._vm)).stop(timeout=_STOP_TIMEOUT)
             await asyncio.wait_for(stopping, _STOP_TIMEOUT + 5)
@@ -188,12 +176,12 @@ class MicrosandboxHandle(SandboxHandle):
         try:
             await self.exec("/bin/sh", scripts.GOODBYE, cwd="/", timeout=_GOODBYE_TIMEOUT)
         except SandboxError as error:
-            self._client.log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
+            _log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
 
     async def kill(self) -> None:
         if await self._status() in ("stopped", "gone"):
             return
-        self._note_end("it was killed")
+        self._note(ended="it was killed")
         await machine.kill(self._vm)
         self._connection = None
 
@@ -215,7 +203,7 @@ class MicrosandboxHandle(SandboxHandle):
             self._connection = None
             starting = machine.insist(lambda: sdk.Sandbox.start(self._vm, detached=True))
             await self._ask(starting, "started again", self.spec.start_timeout)
-            self._note_end(None)
+            self._note(ended=None)
             await self.set_up()
 
     async def _ask(self, asked: Any, what: str, timeout: float) -> None:
@@ -227,13 +215,6 @@ class MicrosandboxHandle(SandboxHandle):
             raise SandboxTimeout(
                 f"Sandbox {self.name!r} could not be {what} within {timeout:g} s."
             ) from None
-
-    def _stored(self) -> Record | None:
-        """This sandbox's record as it is now; None if it was removed."""
-        return Records().current(self._record)
-
-    def _note_end(self, reason: str | None) -> None:
-        Records().note(self._record, ended=reason)
 
     # --- copies
 
@@ -266,18 +247,9 @@ class MicrosandboxHandle(SandboxHandle):
         else:
             detail["reason"] = await self._why_gone()
         killed = await asyncio.to_thread(machine.oom_kills, self._vm)
-        return SandboxInfo(
-            name=self.name,
-            id=self.id,
-            backend=self.backend,
-            status=status,
-            created=self._record.created,
-            limits=_limits(self._record),
+        return self._info(
+            status,
             oom_kills=len(killed),
             last_kill=f"out of memory: {killed[-1]!r} was killed" if killed else "",
             detail=detail,
         )
-
-
-def _limits(record: Record) -> dict[str, str]:
-    return {str(key): str(value) for key, value in record.data.get("limits", {}).items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import microsandbox as sdk
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout, SpecError
-from sandbox_kernel.images.store import layout_digest, resolve
+from sandbox_kernel.images.image_store import layout_digest, resolve
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.spec import SandboxSpec
 

@@ -1,7 +1,7 @@
 """One VM by its name: its state, its processes, its console and its end.
 
 The SDK keeps VMs in a folder and a database of its own; one process of the program ``msb`` runs
-each. Its word on whether that process has ended is checked here.
+each. This module checks itself whether that process has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import microsandbox as sdk
 from microsandbox import _microsandbox as native
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
-from sandbox_kernel.sandboxes.files import read_end
-from sandbox_kernel.sandboxes.processes import ProcessId
-from sandbox_kernel.text import printable
+from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.sandboxes.untrusted_files import read_end
+from sandbox_kernel.untrusted_text import printable
 
 T = TypeVar("T")
 KILL_TIMEOUT = 10.0
@@ -164,12 +164,12 @@ def console(vm: str) -> str:
 
 
 def oom_kills(vm: str) -> list[str]:
-    """Names of processes that the VM's kernel killed for want of memory, by its own account."""
+    """Names of processes that the VM's kernel killed when memory ran out, as its console says."""
     return _OOM.findall(console(vm))
 
 
 def why_ended(vm: str) -> str:
-    """Why a VM ended by itself, in words, as far as the SDK's log tells."""
+    """Why a VM ended, in words, as far as the SDK's log tells."""
     if _IDLE in _tail(folder(vm) / "logs" / "runtime.log"):
         return "its lease is over: nobody was attached"
     if "the main command has ended" in console(vm)[-2000:]:

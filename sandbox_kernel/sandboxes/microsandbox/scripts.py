@@ -1,4 +1,4 @@
-"""What runs inside a VM on behalf of its host, besides the guest program.
+"""Shell scripts that the host runs inside a VM.
 
 Only /bin/sh is taken for granted. Where there is Python, too, the exit signal of a command is
 known exactly, and the VM ends with its main command.
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 CONSOLE = "/dev/console"
-"""What is written here, the host finds in the VM's log, also after the VM has ended."""
+"""The VM's console: the host finds it in the VM's log, also after the VM has ended."""
 
 _ACCOUNTS = "/var/.sandbox-kernel-accounts"
 _ACCOUNT = struct.Struct("<BBHIIIII")
@@ -85,7 +85,7 @@ def with_terminal(argv: Sequence[str], size: tuple[int, int]) -> list[str]:
 
 def exit_signal(accounts: bytes, pid: int) -> int | None:
     """The signal that ended a process, from the kernel's accounts; None if they do not say. They
-    are the word of the sandbox: whatever they hold, this gives a signal number or None."""
+    are untrusted: whatever they hold, the result is a signal number or None."""
     whole = len(accounts) - len(accounts) % _ACCOUNT_SIZE
     for start in range(whole - _ACCOUNT_SIZE, -1, -_ACCOUNT_SIZE):
         _, version, _, status, _, _, found, _ = _ACCOUNT.unpack_from(accounts, start)

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
-from sandbox_kernel.sandboxes.pieces import PiecesStream
+from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
 
 _PIECE = 64 * 1024
 _CLOSE_TIMEOUT = 10.0
 _KILLED_BY_SIGNAL = -1
 
 
-class MicrosandboxStream(PiecesStream):
+class MicrosandboxStream(BufferedStream):
     """A running command. ``open`` has seen that it was started."""
 
     def __init__(

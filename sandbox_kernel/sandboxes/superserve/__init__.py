@@ -3,8 +3,9 @@
 client     SuperserveClient: making, finding and removing sandboxes, and snapshots
 handle     one sandbox: commands, files, pausing, its lease
 stream     the streams of a command, over the service's websocket
-api        the SDK, and all that is used of it beyond its documented surface; errors
-request    a spec in the service's words: template, network rules, secrets, timeouts, labels
+lease      renewing the service's time limit while somebody is attached
+api        the SDK, with its private names that we need; errors
+request    a spec as the service's fields: template, network rules, secrets, timeouts, labels
 """
 
 from sandbox_kernel.sandboxes.superserve.client import SuperserveClient

@@ -9,9 +9,11 @@ The API key is read from the environment whenever it is needed, and is stored no
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 
 import superserve as sdk
@@ -20,6 +22,7 @@ from superserve._config import resolve_config
 from websockets.asyncio.client import ClientConnection
 
 from sandbox_kernel.errors import (
+    ExecFailed,
     SandboxError,
     SandboxExists,
     SandboxNotFound,
@@ -30,6 +33,7 @@ from sandbox_kernel.errors import (
 
 KEY, BASE_URL = "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL"
 DIAL_TIMEOUT = 20.0
+TRANSFER_TIMEOUT = 600
 _PROTOCOL = "superserve.exec.v1"
 _MAX_MESSAGE = 4 * 2**20
 _QUEUE = 16
@@ -116,6 +120,33 @@ async def find(metadata: Mapping[str, str], base_url: str | None) -> list[sdk.Sa
     found = await sdk.AsyncSandbox.list(metadata=dict(metadata), base_url=url)
     # Not to be trusted blindly: whatever is found this way may be deleted.
     return [info for info in found if metadata.items() <= info.metadata.items()]
+
+
+async def write_file(sandbox: sdk.AsyncSandbox, path: str, content: bytes, name: str) -> None:
+    """Write a file in a sandbox that runs; ``name`` is for errors."""
+    with _about_file(path, "written", name):
+        async with asyncio.timeout(TRANSFER_TIMEOUT):
+            await sandbox.files.write(path, content, timeout=TRANSFER_TIMEOUT)
+
+
+async def read_file(sandbox: sdk.AsyncSandbox, path: str, max_bytes: int, name: str) -> bytes:
+    """Read a file in a sandbox that runs. ExecFailed if it is not there."""
+    with _about_file(path, "read", name):
+        async with asyncio.timeout(TRANSFER_TIMEOUT):
+            return bytes(
+                await sandbox.files.read(path, timeout=TRANSFER_TIMEOUT, max_bytes=max_bytes)
+            )
+
+
+@contextlib.contextmanager
+def _about_file(path: str, what: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (*ERRORS, TimeoutError) as error:
+        problem = f"{path} could not be {what} in sandbox {name!r}"
+        if isinstance(error, sdk.NotFoundError):
+            raise ExecFailed(f"{problem}: there is no such file.") from error
+        raise translated(error, problem) from error
 
 
 def is_ambiguous(error: BaseException) -> bool:

@@ -1,13 +1,14 @@
 """Superserve as a sandbox backend: making, finding, copying and removing hosted sandboxes.
 
-What a request has done is never guessed. Each sandbox carries the tag of the one request that made
-it; if the answer to a request is lost, the sandbox is looked up by that tag and taken, and never
-asked for a second time. What could not be looked up is noted, and cleared away later.
+A request is never repeated when its outcome is unknown. Each sandbox carries the tag of the request
+that made it; if the answer is lost, the client looks the sandbox up by that tag. A request whose
+sandbox it cannot find is noted as abandoned, and a later sweep deletes what shows up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
@@ -20,20 +21,22 @@ import superserve as sdk
 
 from sandbox_kernel.errors import (
     SandboxError,
-    SandboxExists,
     SandboxNotFound,
-    SandboxTimeout,
     SandboxUnavailable,
-    SpecRefused,
 )
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes import creation
-from sandbox_kernel.sandboxes.base import Capabilities, Diagnosis, SandboxClient, SnapshotInfo
-from sandbox_kernel.sandboxes.hosted import label
+from sandbox_kernel.sandboxes import creation_marker
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.machine_label import label
+from sandbox_kernel.sandboxes.polling import attempts
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
+from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
 from sandbox_kernel.spec import SandboxSpec, check_name
+
+_log = logging.getLogger(__name__)
 
 _LOOK_UP = 10.0
 """Seconds for a sandbox whose creation was not answered to be seen."""
@@ -43,16 +46,41 @@ _ABANDONED_FOR = 24 * 3600.0
 _DELETE_TIMEOUT = 120.0
 
 
-class SuperserveClient(SandboxClient):
+class Snapshots(SnapshotKeeper):
+    """Snapshots at the service, with memory; a record has the id that the service gave."""
+
+    hosted = True
+
+    async def take_from(self, source: Record, handle: SuperserveHandle, name: str) -> SnapshotInfo:
+        async def work(record: Record) -> None:
+            record.id = await handle.take_snapshot(name)
+            record.data["base_url"] = api.endpoint()
+
+        return await self.take(name, source, work)
+
+    async def destroy(self, record: Record) -> None:
+        if not creation_marker.unfinished(record):  # else there is no id at the service
+            await delete_snapshot(record.id, record.data.get("base_url"))
+
+
+class SuperserveClient(RecordingClient[SuperserveHandle]):
     """The sandboxes of a Superserve account that carry our label. Needs its API key."""
 
     backend = request.BACKEND
     capabilities: ClassVar[Capabilities] = request.CAPABILITIES
+    hosted = True
 
     def __init__(self) -> None:
-        self.log = logging.getLogger(__name__)
-        self._records = Records()
+        super().__init__()
+        self.snapshot_keeper: Snapshots = Snapshots(self.backend)
         self._remotes: dict[str, Any] = {}
+
+    def handle(self, record: Record) -> SuperserveHandle:
+        remote = self._remotes.get(record.id)
+        if remote is None:
+            remote = api.remote(record.id, record.data["base_url"])
+            self._remotes[record.id] = remote
+        return SuperserveHandle(record, self, remote)
 
     # --- making
 
@@ -65,7 +93,6 @@ class SuperserveClient(SandboxClient):
     async def _make(
         self, spec: SandboxSpec, source: Record | None, snapshot: str = ""
     ) -> SuperserveHandle:
-        """Reserve the name, make the sandbox, see that it works; or leave nothing."""
         tag = secrets.token_hex(12)
         arguments = request.arguments(spec, tag)
         if snapshot:
@@ -75,41 +102,26 @@ class SuperserveClient(SandboxClient):
         await self.sweep()
         record = Record(self.backend, spec.name, "", spec.to_dict())
         record.data = {"request": tag, "base_url": base_url}
-        creation.begin(record)
         if source is not None and source.kernel:
             record.kernel = {"token": source.kernel["token"]}
-        self._records.reserve(record)
-        try:
-            making = self._start(record, arguments, set_up=not snapshot)
-            return await asyncio.wait_for(making, spec.start_timeout)
-        except BaseException as error:
-            await asyncio.shield(self._undo(record))
-            if isinstance(error, asyncio.TimeoutError) and not isinstance(error, SandboxTimeout):
-                raise SandboxTimeout(
-                    f"Sandbox {spec.name!r} did not start within {spec.start_timeout:g} s. Give a "
-                    f"longer start_timeout."
-                ) from error
-            raise
+        work = functools.partial(self._start, record, arguments, set_up=not snapshot)
+        await self.make(record, work, spec.start_timeout)
+        return self.handle(record)
 
-    async def _start(
-        self, record: Record, arguments: dict[str, Any], *, set_up: bool
-    ) -> SuperserveHandle:
+    async def _start(self, record: Record, arguments: dict[str, Any], *, set_up: bool) -> None:
         remote = await self._ask_for_one(record, arguments)
         self._remotes[remote.id] = remote
         record.id = remote.id
         record.data["active_since"] = time.time()
-        self._records.save(record)
-        handle = SuperserveHandle(record, self, remote)
+        await self.save(record)
         if set_up:
+            handle = self.handle(record)
             result = await handle.exec("mkdir", ["-p", handle.workdir], cwd="/")
             if not result.ok:
                 raise SandboxError(
                     f"Sandbox {record.name!r} could not be set up: {result.output.strip()[:500]}"
                 )
         await self._remove_doubles(record)
-        creation.finish(record)
-        self._records.save(record)
-        return handle
 
     async def _ask_for_one(self, record: Record, arguments: dict[str, Any]) -> Any:
         """The SDK's object of the one sandbox that the request makes."""
@@ -129,45 +141,42 @@ class SuperserveClient(SandboxClient):
                 found = await self._look_up(record)
                 if found is None:
                     raise api.translated(error, what) from error
-                self.log.info("sandbox %s was made, though no answer came", record.name)
+                _log.info("sandbox %s was made, though no answer came", record.name)
                 return api.remote(found, base_url)
         raise AssertionError("unreachable")
 
     async def _look_up(self, record: Record) -> str | None:
         """The id of the sandbox that a request has made, whose answer was lost."""
-        deadline = time.monotonic() + _LOOK_UP
-        while True:
+        async for _ in attempts(_LOOK_UP, first=_LOOK_UP_PAUSE, most=_LOOK_UP_PAUSE):
             try:
                 found = await api.find(_tag(record), record.data["base_url"])
                 if found:
                     return str(found[0].id)
             except api.ERRORS as error:
-                self.log.debug("looking for sandbox %s: %s", record.name, error)
-            if time.monotonic() > deadline:
-                return None
-            await asyncio.sleep(_LOOK_UP_PAUSE)
+                _log.debug("looking for sandbox %s: %s", record.name, error)
+        return None
 
     async def _remove_doubles(self, record: Record) -> None:
-        """A request may arrive twice, by no fault of anybody's."""
+        """Delete further sandboxes of the same request: it may arrive twice."""
         try:
             for info in await api.find(_tag(record), record.data["base_url"]):
                 if info.id != record.id:
-                    self.log.warning("Superserve made sandbox %s twice; one is deleted", info.name)
+                    _log.warning("Superserve made sandbox %s twice; one is deleted", info.name)
                     await self.delete_remote(None, info.id, record.data["base_url"])
         except (*api.ERRORS, SandboxError) as error:
-            self.log.warning("whether %s was made twice is not known: %s", record.name, error)
+            _log.warning("whether %s was made twice is not known: %s", record.name, error)
 
-    async def _undo(self, record: Record) -> None:
-        """Delete what was made, now or as soon as it can be."""
+    async def undo(self, record: Record) -> None:
+        """Delete what was made, now or when the service shows it."""
         try:
             await self._delete_all_of(record)
         except (*api.ERRORS, SandboxError) as error:
-            self.log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
+            _log.warning("Sandbox %s could not be deleted yet: %s", record.name, error)
             self._abandon(record)
         else:
             if not record.id:
-                self._abandon(record)  # it may still come into being
-        self._records.delete(self.backend, record.name)
+                self._abandon(record)  # the service may still make it
+        self.records.delete(self.backend, record.name)
 
     async def _delete_all_of(self, record: Record) -> None:
         base_url = record.data["base_url"]
@@ -198,22 +207,13 @@ class SuperserveClient(SandboxClient):
         record = self._recorded(name)
         if record is None and api.has_key():
             record = await self._foreign(name)
-        if record is None:
-            return self._handle(self._records.load(self.backend, name))  # SandboxNotFound
-        return self._handle(record)
-
-    def _handle(self, record: Record) -> SuperserveHandle:
-        remote = self._remotes.get(record.id)
-        if remote is None:
-            remote = api.remote(record.id, record.data["base_url"])
-            self._remotes[record.id] = remote
-        return SuperserveHandle(record, self, remote)
+        return self.handle(record) if record is not None else await super().get(name)
 
     def _recorded(self, name: str) -> Record | None:
         try:
-            return self._records.load(self.backend, name)
+            return self.records.load(self.backend, name)
         except SandboxNotFound:
-            known = self._records.list(self.backend)
+            known = self.records.list(self.backend)
             return next((record for record in known if record.id == name), None)
 
     async def _foreign(self, name: str) -> Record | None:
@@ -236,7 +236,7 @@ class SuperserveClient(SandboxClient):
 
     async def list(self) -> list[str]:
         """Also those of other machines; by id where the name is taken here."""
-        records = self._records.list(self.backend)
+        records = self.records.list(self.backend)
         names = [record.name for record in records]
         if not api.has_key():
             return names
@@ -257,98 +257,56 @@ class SuperserveClient(SandboxClient):
     async def remove(self, name: str) -> None:
         check_name(name)
         record = self._recorded(name)
-        if record is None:
-            record = await self._foreign(name) if api.has_key() else None
-            if record is not None:
-                await self.delete_remote(None, record.id)
-            return
-        record = await creation.settled(self._records, self.backend, record.name, hosted=True)
-        if record is None:
-            return
-        # A removal that was begun is carried through, also if the caller is cancelled.
-        await asyncio.shield(self._destroy(record))
+        if record is not None:
+            await super().remove(record.name)
+        elif api.has_key() and (foreign := await self._foreign(name)) is not None:
+            await self.delete_remote(None, foreign.id)
 
-    async def _destroy(self, record: Record) -> None:
+    async def destroy(self, record: Record) -> None:
+        if record.id and not creation_marker.unfinished(record):
+            await self.delete_remote(None, record.id, record.data["base_url"])
+            return
         try:
-            if record.id:
-                await self.delete_remote(None, record.id, record.data["base_url"])
-            else:
-                await self._delete_all_of(record)
-        except (*api.ERRORS, SandboxError) as error:
-            if isinstance(error, SandboxError):
-                raise
+            await self._delete_all_of(record)
+        except api.ERRORS as error:
             raise api.translated(error, f"Sandbox {record.name!r} was not removed") from error
-        self._records.delete(self.backend, record.name)
 
     async def sweep(self) -> None:
-        """Clear away what nobody wants: sandboxes whose creation was cut short, or was thought to
-        have failed. Called by ``create``; never raises for a single one."""
-        for record in self._records.list(self.backend):
-            if creation.cut_short(record):
-                await self._swept(record, self._records)
-        notes = _notes()
-        for record in notes.list(self.backend):
-            if await self._swept(record, notes, keep=True):
-                self.log.info("a sandbox of %s, thought not to be there, was deleted", record.name)
-
-    async def _swept(self, record: Record, store: Records, *, keep: bool = False) -> bool:
-        try:
-            found = await api.find(_tag(record), record.data["base_url"])
-            for info in found:
-                await self.delete_remote(None, info.id, record.data["base_url"])
-        except (*api.ERRORS, SandboxError) as error:
-            self.log.warning("Sandbox %s could not be cleared away: %s", record.name, error)
-            return False
-        if found or not keep or time.time() - record.created > _ABANDONED_FOR:
-            store.delete(self.backend, record.name)
-        return bool(found)
+        """Delete, too, what the service made of requests that seemed to have failed."""
+        await super().sweep()
+        abandoned = _abandoned()
+        for record in abandoned.list(self.backend):
+            try:
+                found = await api.find(_tag(record), record.data["base_url"])
+                for info in found:
+                    await self.delete_remote(None, info.id, record.data["base_url"])
+            except (*api.ERRORS, SandboxError) as error:
+                _log.warning("Sandbox %s could not be swept away: %s", record.name, error)
+                continue
+            if found:
+                _log.info("deleted a sandbox of the abandoned request %s", record.name)
+            if found or time.time() - record.created > _ABANDONED_FOR:
+                abandoned.delete(self.backend, record.name)
 
     def _abandon(self, record: Record) -> None:
         noted = Record(self.backend, record.data["request"], record.id, {})
         noted.data = dict(record.data)
-        _notes().save(noted)
+        _abandoned().save(noted)
 
     # --- snapshots
 
     async def keep(self, handle: SuperserveHandle, name: str) -> SnapshotInfo:
         """Make a snapshot of a sandbox with its memory (``SandboxHandle.snapshot``)."""
-        check_name(name, "A snapshot name")
-        kept = _kept()
-        record = Record(self.backend, name, "", handle.spec.to_dict())
-        creation.begin(record)
-        try:
-            kept.reserve(record)
-        except SandboxExists:
-            raise SandboxExists(
-                f"A snapshot named {name!r} exists already in the backend {self.backend!r}."
-            ) from None
-        try:
-            record.id = await handle.take_snapshot(name)
-        except BaseException:
-            kept.delete(self.backend, name)
-            raise
-        source = self._recorded(handle.name)
-        record.kernel = dict(source.kernel) if source else {}
-        record.data = {"sandbox": handle.name, "base_url": api.endpoint()}
-        kept.save(record)
-        return _snapshot_info(record)
+        source = self._recorded(handle.name) or Record(
+            self.backend, handle.name, handle.id, handle.spec.to_dict()
+        )
+        return await self.snapshot_keeper.take_from(source, handle, name)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SuperserveHandle:
         """As the surface says: the sandbox goes on where the snapshot was taken."""
-        try:
-            record = _kept().load(self.backend, snapshot)
-        except SandboxNotFound:
-            record = None
-        if record is None or creation.unfinished(record):
-            raise SandboxNotFound(
-                f"No snapshot named {snapshot!r} in the backend {self.backend!r}."
-            )
-        taken = SandboxSpec.from_mapping(record.spec)
-        if spec.image not in (None, taken.image):
-            raise SpecRefused(
-                f"Sandbox {spec.name!r} was not created: the snapshot {snapshot!r} has "
-                f"image={taken.image!r}, and goes on with it. Leave image out."
-            )
+        record = self.snapshot_keeper.load(snapshot)
+        self.snapshot_keeper.refuse_changes(record, spec, "image")
+        taken = record.sandbox_spec()
         spec = replace(spec, image=taken.image, env={**taken.env, **spec.env})
         return await self._make(spec, record, record.id)
 
@@ -358,25 +316,7 @@ class SuperserveClient(SandboxClient):
         try:
             return await self._make(spec, self._recorded(handle.name), snapshot)
         finally:
-            await asyncio.shield(self._delete_snapshot(snapshot))
-
-    async def snapshots(self) -> Sequence[SnapshotInfo]:
-        return [_snapshot_info(r) for r in _kept().list(self.backend) if not creation.unfinished(r)]
-
-    async def remove_snapshot(self, name: str) -> None:
-        try:
-            record = _kept().load(self.backend, name)
-        except SandboxNotFound:
-            return
-        await self._delete_snapshot(record.id, record.data.get("base_url"))
-        _kept().delete(self.backend, name)
-
-    async def _delete_snapshot(self, snapshot_id: str, base_url: str | None = None) -> None:
-        try:
-            deleting = sdk.AsyncSnapshot.delete_by_id(snapshot_id, base_url=api.endpoint(base_url))
-            await asyncio.wait_for(deleting, _DELETE_TIMEOUT)
-        except (*api.ERRORS, asyncio.TimeoutError) as error:
-            raise api.translated(error, f"Snapshot {snapshot_id} was not deleted") from error
+            await asyncio.shield(delete_snapshot(snapshot))
 
     # --- diagnosis
 
@@ -405,28 +345,22 @@ def _tag(record: Record) -> dict[str, str]:
     return {request.REQUEST: record.data["request"]}
 
 
-def _notes() -> Records:
-    """Requests whose outcome is not known: what they may have made is deleted when it is seen."""
+def _abandoned() -> Records:
+    """Requests whose outcome is not known: what they may have made is deleted when it shows up."""
     return Records(private_dir(data_dir() / "abandoned"))
 
 
-def _kept() -> Records:
-    """Records of snapshots, with the tokens of the agents in them."""
-    return Records(private_dir(data_dir() / "snapshots"))
-
-
-def _snapshot_info(record: Record) -> SnapshotInfo:
-    return SnapshotInfo(
-        name=record.name,
-        backend=record.backend,
-        sandbox=str(record.data.get("sandbox", "")),
-        created=record.created,
-        memory=True,
-    )
+async def delete_snapshot(snapshot_id: str, base_url: str | None = None) -> None:
+    """Delete a snapshot at the service."""
+    try:
+        async with asyncio.timeout(_DELETE_TIMEOUT):
+            await sdk.AsyncSnapshot.delete_by_id(snapshot_id, base_url=api.endpoint(base_url))
+    except (*api.ERRORS, TimeoutError) as error:
+        raise api.translated(error, f"Snapshot {snapshot_id} was not deleted") from error
 
 
 def _foreign_record(info: sdk.SandboxInfo, base_url: str) -> Record:
-    """What is known about a sandbox that has no record here. It is not stored."""
+    """A record, never stored, for a sandbox that another machine made."""
     name = info.metadata.get(request.NAME, "")
     try:
         spec = SandboxSpec(name=check_name(name))

@@ -4,69 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import superserve as sdk
 
 from sandbox_kernel.errors import (
-    ExecFailed,
     SandboxError,
     SandboxGone,
     SandboxPaused,
     SandboxTimeout,
 )
-from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes import supervised
-from sandbox_kernel.sandboxes.base import (
-    GUEST_PATH,
-    UNPACK,
-    SandboxHandle,
-    SandboxInfo,
-    SnapshotInfo,
-    packed,
-)
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes import wrapped_command
+from sandbox_kernel.sandboxes.base import GUEST_PATH
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.folder_archive import packed
+from sandbox_kernel.sandboxes.polling import attempts
+from sandbox_kernel.sandboxes.recording_client import RecordedHandle
+from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
+from sandbox_kernel.sandboxes.superserve.api import TRANSFER_TIMEOUT
+from sandbox_kernel.sandboxes.superserve.lease import Lease
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
-from sandbox_kernel.text import last_lines, printable
+from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandboxes.superserve.client import SuperserveClient
 
+_log = logging.getLogger(__name__)
+
 LOG = "/tmp/.sandbox-kernel.log"  # noqa: S108  (a path inside the sandbox)
 _LOG_TAIL, _KEPT_LOG = 256 * 1024, 16 * 1024
 _SETTLE_TIMEOUT = 120.0
-_POLL_FIRST, _POLL_MOST = 0.05, 1.0
+_POLL = 0.05
 _DIALS = 3
 _LARGE = 2**20
 """From so many bytes on, an upload goes by the files API: one request, but one round trip more."""
-_TRANSFER_TIMEOUT = 600.0
 _GOODBYE = 5.0
-_KEEP_MOST = 300.0
 _DAY = 24 * 3600.0
 _MOVING = ("starting", "resuming", "migrating", "pausing")
 
 
-class SuperserveHandle(SandboxHandle):
+class SuperserveHandle(RecordedHandle):
     """One sandbox, in whatever state."""
 
     backend = request.BACKEND
     python = "python3"
 
     def __init__(self, record: Record, client: SuperserveClient, remote: Any) -> None:
-        self._record = record
+        super().__init__(record)
         self._client = client
         self._remote = remote
-        self._streams = 0
-        self._keeping: asyncio.Task[None] | None = None
-        self._renewed = time.monotonic()
-        self.name = record.name
-        self.id = record.id
-        self.spec = record.sandbox_spec()
+        self._lease = Lease(record, remote, self._stored)
 
     @property
     def agent_lease(self) -> float:
@@ -75,58 +68,29 @@ class SuperserveHandle(SandboxHandle):
 
     # --- commands
 
-    async def open_stream(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        tty: tuple[int, int] | None = None,
-        duplex: bool = False,
-    ) -> SuperserveStream:
+    async def open_command(self, command: Command) -> SuperserveStream:
         """As the surface says; there is no duplex socket."""
-        return await self._start(argv, env, cwd, tty=tty)
+        return await self._start(command)
 
-    async def _start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None,
-        cwd: str | None,
-        *,
-        tty: tuple[int, int] | None = None,
-        log: str | None = None,
-    ) -> SuperserveStream:
-        asked = supervised.request(
-            argv,
-            env={**self.spec.env, **(env or {})},
-            cwd=cwd or self.workdir,
-            tty=tty,
-            log=log,
-        )
+    async def _start(self, command: Command, *, log: str | None = None) -> SuperserveStream:
+        asked = wrapped_command.request(command.with_defaults(self.spec.env, self.workdir), log=log)
         stream = await SuperserveStream.open(
             await self._dial(),
             asked,
-            argv[0],
+            command.program,
             self.name,
-            marks=supervised.Marks(),
+            marks=wrapped_command.Marks(),
             tool=self._tool,
             why_broken=self._why_broken,
             python=self.python or "python3",
         )
-        self._attached(stream)
+        self._lease.attach(stream)
         return stream
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        main: bool = False,
-    ) -> None:
+    async def spawn_command(self, command: Command) -> None:
         """As the surface says. The sandbox does not end with its ``main`` command: it is paused
         when its lease is over."""
-        async with await self._start(argv, env, cwd, log=LOG) as stream:
+        async with await self._start(command, log=LOG) as stream:
             await stream.wait()
 
     async def _tool(self, line: str) -> int:
@@ -152,9 +116,8 @@ class SuperserveHandle(SandboxHandle):
     async def _settle(self) -> None:
         """Wait until the sandbox runs, with a fresh token. SandboxPaused and SandboxGone say why
         that will not be."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT
-        delay = _POLL_FIRST
-        while True:
+        status = ""
+        async for _ in attempts(_SETTLE_TIMEOUT):
             status = await self._status()
             if status == "active":
                 try:
@@ -166,7 +129,7 @@ class SuperserveHandle(SandboxHandle):
                     raise self._translated(error, "reached") from error
             elif status == "paused":
                 self._refuse_if_ended()  # it may have been stopped meanwhile
-                if not self._lease_ran_out():
+                if not self._lease.ran_out():
                     raise SandboxPaused(
                         f"Sandbox {self.name!r} is paused. `sandbox-kernel resume {self.name}` "
                         f"lets it go on."
@@ -174,16 +137,10 @@ class SuperserveHandle(SandboxHandle):
                 await self.resume()
             elif status not in _MOVING:
                 raise SandboxGone(self._why_gone(status))
-            if time.monotonic() > deadline:
-                raise SandboxTimeout(
-                    f"Sandbox {self.name!r} has been {status!r} for {_SETTLE_TIMEOUT:g} s. Try "
-                    f"again later; nothing was changed."
-                )
-            await asyncio.sleep(delay)
-            delay = min(_POLL_MOST, 2 * delay)
+        raise self._too_long(status, "used")
 
     async def _status(self) -> str:
-        """The service's word; ``deleted`` also if it does not know the sandbox any more."""
+        """The status at the service; ``deleted`` also if the service does not know the sandbox."""
         try:
             return str((await self._remote.get_info()).status.value)
         except sdk.NotFoundError:
@@ -194,7 +151,7 @@ class SuperserveHandle(SandboxHandle):
             raise self._translated(error, "asked for its state") from error
 
     async def _why_broken(self, error: BaseException | None) -> SandboxError:
-        """What to tell who used a connection that broke."""
+        """The error for a connection that broke."""
         try:
             self._refuse_if_ended()
             status = await self._status()
@@ -223,7 +180,7 @@ class SuperserveHandle(SandboxHandle):
     def _why_gone(self, status: str) -> str:
         start = f"Sandbox {self.name!r} has ended: "
         if self._record_is_kept and self._stored() is None:
-            return f"{start}it was removed. Create it anew to go on."
+            return f"{start}it was removed. Create a new one to go on."
         reason = self._ended
         if status == "failed":
             reason = "Superserve says that it failed"
@@ -231,55 +188,12 @@ class SuperserveHandle(SandboxHandle):
             reason = "Superserve does not have it any more: it was killed from outside, or deleted "
             reason += "after it had been paused for long"
         return (
-            f"{start}{reason}. Remove it with `sandbox-kernel rm {self.name}`, and create it anew "
-            f"to go on."
+            f"{start}{reason}. Remove it with `sandbox-kernel rm {self.name}`, and create a new "
+            f"one to go on."
         )
 
     def _translated(self, error: BaseException, what: str) -> SandboxError:
         return api.translated(error, f"Sandbox {self.name!r} could not be {what}")
-
-    # --- its lease
-
-    def _attached(self, stream: SuperserveStream) -> None:
-        """Somebody is attached: the service's limit is pushed on as long as that is so."""
-        self._streams += 1
-
-        def detached() -> None:
-            self._streams -= 1
-            if not self._streams and self._keeping is not None:
-                self._keeping.cancel()
-                self._keeping = None
-
-        stream.on_close = detached
-        if self._keeping is None:
-            self._keeping = asyncio.get_running_loop().create_task(self._keep())
-
-    async def _keep(self) -> None:
-        limit = self.spec.lease_seconds + request.SLACK
-        while True:
-            active = time.time() - self._active_since
-            try:
-                await self._remote.update(timeout_seconds=request.lease_seconds(self.spec, active))
-                self._renewed = time.monotonic()
-                pause = limit / 3
-            except api.ERRORS as error:
-                self._client.log.debug("the lease of sandbox %s: %s", self.name, error)
-                pause = min(limit / 10, 10.0)
-            await asyncio.sleep(min(pause, _KEEP_MOST))
-
-    @property
-    def _active_since(self) -> float:
-        record = self._stored() or self._record
-        found = record.data.get("active_since")
-        return float(found) if isinstance(found, (int, float)) else record.created
-
-    def _lease_ran_out(self) -> bool:
-        """Whether it was the end of our own lease that paused it: we were attached, and could not
-        say so in time (this machine slept, or the network did)."""
-        record = self._stored()
-        if record is None or record.data.get("paused") or not self._streams:
-            return False
-        return time.monotonic() - self._renewed > self.spec.lease_seconds
 
     # --- files
 
@@ -296,43 +210,24 @@ class SuperserveHandle(SandboxHandle):
         try:
             await self._unpack(target, path=path)
         finally:
-            await self.exec("rm", ["-f", path], cwd="/", timeout=_TRANSFER_TIMEOUT)
-
-    async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
-        arguments = ["-I", "-c", UNPACK, target, path]
-        result = await self.exec(
-            self.python or "python3", arguments, stdin=stdin, cwd="/", timeout=_TRANSFER_TIMEOUT
-        )
-        if not result.ok:
-            raise ExecFailed(
-                f"Files could not be put to {target} in sandbox {self.name!r}: "
-                f"{result.output.strip()[-500:]}"
-            )
+            await self.exec("rm", ["-f", path], cwd="/", timeout=TRANSFER_TIMEOUT)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a file anywhere in the sandbox; folders on the way are made."""
-        await self._files("written", path, lambda files: files.write(path, content, timeout=_LONG))
+        await self._ready_for_files()
+        await api.write_file(self._remote, path, content, self.name)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**31) -> bytes:
         """Read a file from anywhere in the sandbox, not only below the working folder.
         SandboxError if it is not there, or larger than ``max_bytes``."""
-        found: bytes = await self._files(
-            "read", path, lambda files: files.read(path, timeout=_LONG, max_bytes=max_bytes)
-        )
-        return found
+        await self._ready_for_files()
+        return await api.read_file(self._remote, path, max_bytes, self.name)
 
-    async def _files(self, what: str, path: str, use: Any) -> Any:
+    async def _ready_for_files(self) -> None:
         self._refuse_if_ended()
-        # The SDK would resume a paused sandbox by itself, which costs money: so look first.
+        # The SDK would resume a paused sandbox unasked, which costs money: so look first.
         if not api.has_token(self._remote) or await self._status() != "active":
             await self._settle()
-        try:
-            return await asyncio.wait_for(use(self._remote.files), _TRANSFER_TIMEOUT)
-        except (*api.ERRORS, asyncio.TimeoutError) as error:
-            problem = f"{path} could not be {what} in sandbox {self.name!r}"
-            if isinstance(error, sdk.NotFoundError):
-                raise ExecFailed(f"{problem}: there is no such file.") from error
-            raise api.translated(error, problem) from error
 
     # --- its life
 
@@ -343,17 +238,17 @@ class SuperserveHandle(SandboxHandle):
 
     async def _freeze(self) -> None:
         self._note(paused="requested")
-        deadline = time.monotonic() + _SETTLE_TIMEOUT
+        status = ""
         try:
-            while (status := await self._status()) != "paused":
+            async for _ in attempts(_SETTLE_TIMEOUT, most=_POLL):
+                status = await self._status()
+                if status == "paused":
+                    return
                 if status in ("failed", "deleted"):
                     raise SandboxGone(self._why_gone(status))
-                if time.monotonic() > deadline:
-                    raise self._too_long(status, "paused")
                 if status == "active":
                     await self._ask_to_pause()
-                else:
-                    await asyncio.sleep(_POLL_FIRST)
+            raise self._too_long(status, "paused")
         except BaseException:
             self._note(paused=None)
             raise
@@ -362,7 +257,7 @@ class SuperserveHandle(SandboxHandle):
         try:
             await self._remote.pause(wait=True, timeout=_SETTLE_TIMEOUT)
         except sdk.ConflictError:
-            await asyncio.sleep(_POLL_FIRST)  # its state has changed since; the caller looks again
+            pass  # its state has changed since; the caller looks again
         except api.ERRORS as error:
             raise self._translated(error, "paused") from error
 
@@ -377,21 +272,19 @@ class SuperserveHandle(SandboxHandle):
         record = self._stored()
         if record is None and self._record_is_kept:
             raise SandboxGone(self._why_gone("deleted"))
-        deadline = time.monotonic() + _SETTLE_TIMEOUT
-        delay = _POLL_FIRST
-        was_paused = False
-        while (status := await self._status()) != "active":
-            if time.monotonic() > deadline:
-                raise self._too_long(status, "resumed")
+        was_paused, status = False, ""
+        async for _ in attempts(_SETTLE_TIMEOUT):
+            status = await self._status()
+            if status == "active":
+                break
             if status == "paused":
                 was_paused = True
                 await self._ask_to_resume()
-                continue
-            if status not in _MOVING:
+            elif status not in _MOVING:
                 raise SandboxGone(self._why_gone(status))
-            await asyncio.sleep(delay)
-            delay = min(_POLL_MOST, 2 * delay)
-        self._renewed = time.monotonic()
+        else:
+            raise self._too_long(status, "resumed")
+        self._lease.restarted()
         changes = {"active_since": time.time()} if was_paused else {}
         stopped = bool(self._ended)
         self._note(paused=None, ended=None, **changes)
@@ -405,12 +298,12 @@ class SuperserveHandle(SandboxHandle):
 
     async def _ask_to_resume(self) -> None:
         try:
-            # What the service counts from the resume on is the lease anew.
+            # The service counts this limit from the resume on.
             with contextlib.suppress(*api.ERRORS):
                 await self._remote.update(timeout_seconds=request.lease_seconds(self.spec))
             await self._remote.resume(timeout=_SETTLE_TIMEOUT)
         except sdk.ConflictError:
-            await asyncio.sleep(_POLL_FIRST)  # somebody else does it
+            pass  # somebody else resumes it; the caller looks again
         except api.ERRORS as error:
             raise self._translated(error, "resumed") from error
 
@@ -425,7 +318,7 @@ class SuperserveHandle(SandboxHandle):
             pass
         except SandboxError as error:
             # Frozen they are harmless; `resume` ends them, or refuses.
-            self._client.log.warning("%s", error)
+            _log.warning("%s", error)
         # Noted first: who finds it paused must not take that for a pause.
         self._note(ended="it was stopped", log=log)
         try:
@@ -443,7 +336,7 @@ class SuperserveHandle(SandboxHandle):
         become no fewer: code in there may start new ones faster than they can be killed."""
         everything = (0, "-")
         started = time.monotonic()
-        while await self._tool(supervised.signal_line("python3", everything, number)):
+        while await self._tool(wrapped_command.signal_line("python3", everything, number)):
             waited = time.monotonic() - started
             if waited > 2 * _GOODBYE:
                 raise SandboxError(
@@ -451,20 +344,13 @@ class SuperserveHandle(SandboxHandle):
                     f"`sandbox-kernel rm {self.name}`."
                 )
             number = 0 if waited < _GOODBYE else 9
-            await asyncio.sleep(_POLL_FIRST)
+            await asyncio.sleep(_POLL)
 
     async def kill(self) -> None:
         if self._ended and await self._status() == "deleted":
             return
         self._note(ended="it was killed")
         await self._client.delete_remote(self._remote, self.id)
-
-    def _stored(self) -> Record | None:
-        """This sandbox's record as it is now; None if it was removed."""
-        return Records().current(self._record)
-
-    def _note(self, **facts: Any) -> None:
-        Records().note(self._record, **facts)
 
     # --- copies
 
@@ -518,15 +404,8 @@ class SuperserveHandle(SandboxHandle):
                 status = "stopped"
         if status in ("stopped", "gone"):
             detail["reason"] = self._why_gone(word)
-        return SandboxInfo(
-            name=self.name,
-            id=self.id,
-            backend=self.backend,
-            status=status,
-            created=self._record.created,
-            limits=request.limits(self.spec),
-            detail={**detail, "superserve": word},
-        )
+        detail["superserve"] = word
+        return self._info(status, limits=request.limits(self.spec), detail=detail)
 
 
 _STATUS = {
@@ -539,4 +418,3 @@ _STATUS = {
     "failed": "stopped",
     "deleted": "gone",
 }
-_LONG = math.floor(_TRANSFER_TIMEOUT)

@@ -1,4 +1,4 @@
-"""A SandboxSpec in the service's words, exactly or not at all."""
+"""A SandboxSpec as a request to the service. What cannot be mapped exactly is refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from superserve import NetworkConfig
 
 from sandbox_kernel.egress import ALLOW, EgressPolicy
 from sandbox_kernel.errors import SpecRefused
-from sandbox_kernel.sandboxes.base import Capabilities
-from sandbox_kernel.sandboxes.hosted import label
+from sandbox_kernel.sandboxes.capabilities import Capabilities, refusal
+from sandbox_kernel.sandboxes.machine_label import label
 from sandbox_kernel.spec import SandboxSpec
 
 BACKEND = "superserve"
@@ -49,7 +49,7 @@ CAPABILITIES = Capabilities(
         "disk_mib": _BY_TEMPLATE,
         "processes": "The sandbox is root of its own machine, so this could not be held.",
         "open_files": "The sandbox is root of its own machine, so this could not be held.",
-        "workspace": "No folder of this host is shown to a hosted sandbox; copy files in and out.",
+        "volume": "No folder of this host is shown to a hosted sandbox; copy files in and out.",
         "readable": "No folder of this host is shown to a hosted sandbox; copy files in.",
         "python": "The sandbox runs its template's own Python; choose a template by image.",
         "egress.ports": "Superserve's rules know hosts and networks only.",
@@ -85,8 +85,8 @@ def arguments(spec: SandboxSpec, request: str) -> dict[str, Any]:
 
 
 def lease_seconds(spec: SandboxSpec, active: float = 0.0) -> int:
-    """The service's limit on being active, for a sandbox that has been for so long: it is to be
-    paused when its lease is over, counted from now."""
+    """The service's limit on active time, for a sandbox that has been active for ``active``
+    seconds: it is paused when its lease, counted from now, is over."""
     return math.ceil(active + spec.lease_seconds + SLACK)
 
 
@@ -171,10 +171,7 @@ def _covers(policy: EgressPolicy, address: str) -> bool:
 
 
 def _refused(spec: SandboxSpec, what: str, why: str) -> SpecRefused:
-    return SpecRefused(
-        f"Sandbox {spec.name!r} was not created: the backend {BACKEND!r} cannot enforce {what}. "
-        f"{why}"
-    )
+    return refusal(spec.name, BACKEND, what, why)
 
 
 def limits(spec: SandboxSpec) -> Mapping[str, str]:

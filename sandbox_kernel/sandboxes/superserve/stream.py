@@ -1,8 +1,8 @@
 """The streams of one command, over the service's exec websocket.
 
 Binary messages carry a channel's bytes, text messages JSON: see ``execConnect`` in the service's
-OpenAPI document. The command itself is run by ``guest/command.py``, so what starts it, how it ended
-and its signals are exact whatever the service makes of them.
+OpenAPI document. ``guest/commands/single.py`` runs the command itself, so its start, its end and
+its signals are exact whatever the service makes of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
-from sandbox_kernel.sandboxes import supervised
-from sandbox_kernel.sandboxes.pieces import PiecesStream
-from sandbox_kernel.text import printable
+from sandbox_kernel.sandboxes import wrapped_command
+from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
+from sandbox_kernel.untrusted_text import printable
 
 _STDIN, _STDOUT, _STDERR = b"\0", 1, 2
 _PIECE = 32 * 1024
@@ -33,13 +33,13 @@ Tool = Callable[[str], Awaitable[int]]
 WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 
 
-class SuperserveStream(PiecesStream):
+class SuperserveStream(BufferedStream):
     """A running command. ``open`` has seen that it was started."""
 
     def __init__(
         self,
         socket: ClientConnection,
-        marks: supervised.Marks,
+        marks: wrapped_command.Marks,
         tool: Tool,
         why_broken: WhyBroken,
         python: str,
@@ -65,7 +65,7 @@ class SuperserveStream(PiecesStream):
         command: str,
         sandbox: str,
         *,
-        marks: supervised.Marks,
+        marks: wrapped_command.Marks,
         tool: Tool,
         why_broken: WhyBroken,
         python: str,
@@ -73,7 +73,7 @@ class SuperserveStream(PiecesStream):
         """Run the command of a request on a fresh websocket. ExecFailed if it cannot be run."""
         stream = cls(socket, marks, tool, why_broken, python)
         try:
-            line = supervised.run_line(python, marks.mark)
+            line = wrapped_command.run_line(python, marks.mark)
             await socket.send(json.dumps({"command": line, "working_dir": "/"}))
             await stream._send(request)
             await asyncio.wait_for(stream._started.wait(), _START_TIMEOUT)
@@ -113,11 +113,13 @@ class SuperserveStream(PiecesStream):
 
     async def send_signal(self, signum: int) -> None:
         if self._process is not None and not self._over.is_set():
-            await self._tool(supervised.signal_line(self._python, self._process, int(signum)))
+            await self._tool(wrapped_command.signal_line(self._python, self._process, int(signum)))
 
     async def resize(self, rows: int, columns: int) -> None:
         if self._process is not None and not self._over.is_set():
-            await self._tool(supervised.resize_line(self._python, self._process, rows, columns))
+            await self._tool(
+                wrapped_command.resize_line(self._python, self._process, rows, columns)
+            )
 
     async def close(self) -> None:
         """Ends the command, also if the connection to it is gone: the service lets it run on."""
@@ -127,7 +129,7 @@ class SuperserveStream(PiecesStream):
         self.on_close()
         try:
             if self._process is not None and self._code is None:
-                line = supervised.signal_line(self._python, self._process, 9)
+                line = wrapped_command.signal_line(self._python, self._process, 9)
                 # The sandbox may have ended, or be paused: then nothing runs.
                 with contextlib.suppress(SandboxError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._tool(line), _CLOSE_TIMEOUT)
@@ -167,14 +169,14 @@ class SuperserveStream(PiecesStream):
                 self._mark(*word.partition(" ")[::2])
 
     def _mark(self, kind: str, rest: str) -> None:
-        if kind == supervised.STARTED and self._process is None:
-            self._process = supervised.process(rest)
+        if kind == wrapped_command.STARTED and self._process is None:
+            self._process = wrapped_command.process(rest)
             self._started.set()
-        elif kind == supervised.FAILED:
+        elif kind == wrapped_command.FAILED:
             self._refused = printable(rest)
             self._started.set()
-        elif kind == supervised.EXITED and self._code is None:
-            self._code = supervised.exit_code(rest)
+        elif kind == wrapped_command.EXITED and self._code is None:
+            self._code = wrapped_command.exit_code(rest)
 
     def _lifecycle(self, event: Any) -> bool:
         if not isinstance(event, dict):
@@ -191,7 +193,7 @@ class SuperserveStream(PiecesStream):
             if self._code is None and not finished and not self._closed:
                 self._failure = await self._why_broken(problem)
             elif self._code is None:
-                # Its supervisor was killed with it.
+                # The program that ran it was killed with it.
                 self._code = 128 - (self._service_code or 137)
         finally:
             self._over.set()

@@ -1,0 +1,219 @@
+"""``workspace files``, ``show``, ``export`` and ``import``: the files of a save."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from sandbox_kernel.cli.commands.workspace.arguments import (
+    MOST_PROBLEMS,
+    add_quota,
+    add_workspace_command,
+    open_store,
+    quota_of,
+    shown_path,
+)
+from sandbox_kernel.cli.commands.workspace.history import save_facts
+from sandbox_kernel.cli.formatting import note, print_json
+from sandbox_kernel.cli.options import Commands
+from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.workspace.store import Store
+    from sandbox_kernel.workspace.trees import Entry
+
+_TYPES = {"f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "h": stat.S_IFREG}
+
+
+def add_files(commands: Commands) -> None:
+    add_workspace_command(commands, "files", _files, at=True, json=True)
+
+
+def _files(arguments: argparse.Namespace) -> int:
+    """List the files of a save.
+
+    examples:
+      sandbox-kernel workspace files demo
+      sandbox-kernel workspace files demo --at 20260101t12
+    """
+    store = open_store(arguments)
+    found = store.files(store.find(arguments.name, arguments.at))
+    if arguments.json:
+        names = {"path", "kind", "mode", "mtime_ns", "size", "target"}
+        everything = ({"path": path, "mtime_ns": e.mtime, **e._asdict()} for path, e in found)
+        print_json([{key: one[key] for key in one if key in names} for one in everything])
+        return 0
+    for path, entry in found:
+        print(_listed(path, entry))
+    return 0
+
+
+def _listed(path: str, entry: Entry) -> str:
+    """A line as of ``ls -l``."""
+    mode = stat.filemode(_TYPES[entry.kind] | (0o777 if entry.kind == "l" else entry.mode))
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.mtime / 1e9))
+    except (OverflowError, ValueError, OSError):
+        when = "-" * 19
+    sign = {"l": " -> ", "h": " = "}.get(entry.kind, "")
+    return f"{mode} {entry.size:>12} {when} {shown_path(path)}{sign}{shown_path(entry.target)}"
+
+
+def add_show(commands: Commands) -> None:
+    parser = add_workspace_command(commands, "show", _show, at=True, json=True)
+    parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Show the facts about a save, or the contents of one of its files.
+
+    examples:
+      sandbox-kernel workspace show demo
+      sandbox-kernel workspace show demo results/table.csv --at 20260101t12
+    """
+    from sandbox_kernel.errors import WorkspaceNotFound
+
+    store = open_store(arguments)
+    save = store.find(arguments.name, arguments.at)
+    if arguments.path is None:
+        facts = save_facts(save)
+        if arguments.json:
+            print_json(facts)
+            return 0
+        facts.pop("problems")
+        for key, value in facts.items():
+            print(f"{key + ':':12} {printable(str(value))}".rstrip())
+        for problem in list(save.problems)[:MOST_PROBLEMS]:
+            print(f"{'problem:':12} {printable(problem)}")
+        return 0
+    store.check(save)
+    root = bytes.fromhex(save.root)
+    entry = store.lookup(root, arguments.path)
+    if entry is not None and entry.kind == "h":
+        entry = store.lookup(root, entry.target)
+    if entry is None or entry.kind != "f":
+        raise WorkspaceNotFound(
+            f"The save {save.id} of {arguments.name!r} has no file {arguments.path!r}. "
+            f"`sandbox-kernel workspace files {arguments.name}` lists them."
+        )
+    _print_file(store, entry)
+    return 0
+
+
+def _print_file(store: Store, entry: Entry) -> None:
+    from sandbox_kernel.guest.workspace.tree_format import CHUNK
+
+    out, at = sys.stdout.buffer, 0
+    for index, hash_, _ in entry.pieces():
+        _print_zeros(index * CHUNK - at)
+        out.write(store.read(hash_))
+        at = min(entry.size, (index + 1) * CHUNK)
+    _print_zeros(entry.size - at)
+
+
+def _print_zeros(count: int) -> None:
+    while count > 0:
+        sys.stdout.buffer.write(bytes(min(count, 2**20)))
+        count -= 2**20
+
+
+def add_export(commands: Commands) -> None:
+    parser = add_workspace_command(commands, "export", _export, at=True)
+    parser.add_argument("folder", metavar="FOLDER", help="created if missing")
+    parser.add_argument("--overwrite", action="store_true", help="files changed there, too")
+    parser.add_argument(
+        "--hidden",
+        action="store_true",
+        help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
+        ".bashrc), Python environments",
+    )
+    parser.add_argument(
+        "--delete",
+        action="store_true",
+        help="move files to a trash folder that exports made here and the sandbox has deleted",
+    )
+    parser.add_argument(
+        "--delete-imported",
+        action="store_true",
+        help="with --delete: also files that came from this folder, if unchanged here",
+    )
+    add_quota(parser)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    """Write the files of a save to a folder.
+
+    Only files that the sandbox has changed are written. If files in the folder have changed
+    since they were last imported or exported, nothing is written.
+
+    examples:
+      sandbox-kernel workspace export demo ./results
+      sandbox-kernel workspace export demo . --at 20260101t12
+    """
+    from sandbox_kernel.cli import progress
+    from sandbox_kernel.workspace.exports import export
+
+    with progress.shown() as line:
+        report = export(
+            open_store(arguments),
+            arguments.name,
+            arguments.folder,
+            at=arguments.at,
+            overwrite=arguments.overwrite,
+            delete=arguments.delete,
+            delete_imported=arguments.delete_imported,
+            hidden=arguments.hidden,
+            quota=quota_of(arguments),
+            progress=line.files,
+        )
+    for path in report.written:
+        print(shown_path(path))
+    for path in report.deleted:
+        print(f"deleted {shown_path(path)}")
+    for problem in report.skipped:
+        note(f"Left out: {problem}")
+    if report.trash:
+        note(f"Replaced and deleted files are in {report.trash}")
+    return 0
+
+
+def add_import(commands: Commands) -> None:
+    parser = add_workspace_command(commands, "import", _import)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
+    )
+    parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
+    add_quota(parser)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Make a save from a folder.
+
+    examples:
+      sandbox-kernel workspace import demo ./data
+      sandbox-kernel workspace import demo . --only '*.csv'
+    """
+    from sandbox_kernel.cli import progress
+    from sandbox_kernel.workspace.imports import import_folder
+    from sandbox_kernel.workspace.reports import UploadPolicy
+
+    policy = UploadPolicy("globs", tuple(arguments.only)) if arguments.only else None
+    with progress.shown() as line:
+        report = import_folder(
+            open_store(arguments),
+            arguments.name,
+            arguments.folder,
+            policy=policy,
+            notebook=arguments.notebook,
+            quota=quota_of(arguments),
+            progress=line.files,
+        )
+    for problem in list(report.problems)[:MOST_PROBLEMS]:
+        note(f"Left out: {printable(problem)}")
+    note(str(report))
+    print(report.save.id)
+    return 0

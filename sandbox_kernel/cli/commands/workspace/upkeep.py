@@ -1,0 +1,110 @@
+"""``workspace gc``, ``verify`` and ``rm``: the upkeep of a store."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+
+from sandbox_kernel.cli.commands.workspace.arguments import (
+    NAME_HELP,
+    add_workspace_command,
+    open_store,
+    positive,
+    shown_size,
+    workspace_name,
+)
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.cli.options import Commands
+from sandbox_kernel.untrusted_text import printable
+
+
+def add_gc(commands: Commands) -> None:
+    parser = add_workspace_command(commands, "gc", _gc, name=False)
+    parser.add_argument(
+        "--keep",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="delete all saves but the newest N of each workspace (default: none)",
+    )
+    parser.add_argument(
+        "--grace", type=float, default=None, metavar="SECONDS", help="default: seven days"
+    )
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    """Free space that no save needs any more.
+
+    Deletes workspaces whose notebooks were deleted longer ago than the grace time, and data
+    that no save has used for that time. --grace 0 deletes at once, except for data that a
+    running save may need.
+
+    examples:
+      sandbox-kernel workspace gc
+      sandbox-kernel workspace gc --keep 100
+      sandbox-kernel workspace gc --grace 0
+    """
+    from sandbox_kernel.workspace.garbage import GRACE, collect
+
+    grace = GRACE if arguments.grace is None else arguments.grace
+    report = collect(open_store(arguments), grace=grace, keep=arguments.keep)
+    if report.saves:
+        print(f"deleted {report.saves} saves")
+    for name in report.workspaces:
+        print(f"deleted {printable(name)}")
+    print(
+        f"{report.packs_deleted} packs deleted ({shown_size(report.bytes_freed)}), "
+        f"{report.packs_rewritten} rewritten, {report.waiting} wait for their grace time"
+    )
+    if report.saving and report.waiting:
+        note(f"{report.saving} saves are running, and may need some of it. Run it again later.")
+    return 0
+
+
+def add_verify(commands: Commands) -> None:
+    add_workspace_command(commands, "verify", _verify, name=False)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Read everything in the store, and check it.
+
+    examples:
+      sandbox-kernel workspace verify
+    """
+    from sandbox_kernel.cli import progress
+    from sandbox_kernel.workspace.garbage import verify
+
+    store = open_store(arguments)
+    count = len(store.packs.names())
+    with progress.shown() as line:
+        done = itertools.count(1)
+        report = verify(store, on_pack=lambda name: line.tell(f"pack {next(done)} of {count}"))
+    for problem in report.problems:
+        print(printable(problem))
+    found = f"{len(report.problems)} problems" if report.problems else "all is well"
+    print(f"{report.saves} saves, {report.packs} packs, {report.objects} objects: {found}")
+    return 1 if report.problems else 0
+
+
+def add_rm(commands: Commands) -> None:
+    parser = add_workspace_command(commands, "rm", _rm, name=False)
+    parser.add_argument("names", nargs="+", metavar="NAME", type=workspace_name, help=NAME_HELP)
+    parser.add_argument("--at", default="", metavar="SAVE", help="only this save")
+
+
+def _rm(arguments: argparse.Namespace) -> int:
+    """Delete workspaces, with their history.
+
+    `workspace gc` frees their space. A workspace that does not exist counts as deleted.
+
+    examples:
+      sandbox-kernel workspace rm demo
+      sandbox-kernel workspace rm demo && sandbox-kernel workspace gc --grace 0
+    """
+    store = open_store(arguments)
+    for name in arguments.names:
+        if store.remove(name, arguments.at):
+            print(printable(name))
+        else:
+            note(f"There is no workspace {name!r}. Nothing to delete.")
+    return 0

@@ -1,0 +1,179 @@
+"""What commands have in common: help, options, settings."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.jupyter.configuration import read_configuration
+from sandbox_kernel.settings import BOOLEAN, settings_of
+from sandbox_kernel.spec import FORMER_VOLUME, NOTEBOOK, SETTINGS, KernelConfiguration, SandboxSpec
+
+Commands = Any  # argparse has no public name for what add_subparsers gives
+SANDBOX_HELP = "the sandbox, as `ps` shows it: its name, the beginning of it, or its notebook"
+_SETTING = "setting_"
+_WORKSPACE, _VOLUME = SETTINGS["workspace"].variable, SETTINGS["volume"].variable
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    usage: str | None = None,
+    takes_command: bool | None = None,
+    bare: bool = False,
+) -> argparse.ArgumentParser:
+    """A parser for one command. Its help is the docstring of ``run``: a summary, details, and
+    examples at the end.
+
+    ``takes_command``: whether something behind ``--`` is needed (True), allowed (False), or wrong
+    (None). ``bare``: the ``--`` itself may be left out.
+    """
+    text, _, epilog = inspect.cleandoc(run.__doc__ or "").partition("\n\nexamples:\n")
+    summary, _, details = text.partition("\n\n")
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=f"{summary[:1].lower()}{summary[1:].rstrip('.')}",
+        usage=f"sandbox-kernel {name} {usage}" if usage else None,
+        description=f"{summary}\n{details}".strip(),
+        epilog=f"examples:\n{epilog}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+    made.set_defaults(run=run, parser=made, takes_command=takes_command, bare=bare)
+    # A command whose output a person reads also mentions sandboxes that were left behind.
+    made.set_defaults(reads_settings=False, tells_left=name not in ("completion", "rm"))
+    return made
+
+
+def add_group(commands: Commands, name: str, run: Callable[[argparse.Namespace], int]) -> Commands:
+    """A command that only has commands of its own; they are added to the result."""
+    parser = add_command(commands, name, run)
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def add_sandbox(parser: argparse.ArgumentParser, *, several: str = "") -> None:
+    """The name of a sandbox, or ``names`` of several (``+`` or ``*``), and their backend."""
+    if several:
+        default = " (default: all)" if several == "*" else ""
+        parser.add_argument("names", nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
+    else:
+        parser.add_argument("name", metavar="NAME", help=SANDBOX_HELP)
+    add_which_backend(parser)
+
+
+def add_which_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", metavar="BACKEND", help="where the sandbox is, if two backends have that name"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser, *, quiet: bool = False) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    if quiet:
+        form.add_argument("-q", "--quiet", action="store_true", help="print names only")
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: float | None = None) -> None:
+    shown = f" (default: {default:g})" if default else ""
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=default,
+        metavar="SECONDS",
+        help=f"end it after this long{shown}",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e9:
+        raise ValueError
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
+
+
+# --- settings
+
+
+def add_settings(parser: argparse.ArgumentParser, *, of: type, leave_out: str = "") -> None:
+    """One option for each setting of SandboxSpec or KernelConfiguration but ``leave_out``;
+    ``given_settings`` reads them."""
+    group = parser.add_argument_group(
+        "the sandbox" if of is SandboxSpec else "the kernel and its files",
+        "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
+    )
+    for setting in settings_of(of).values():
+        kind = setting.kind
+        if setting.name == leave_out:
+            continue
+        if kind is BOOLEAN:
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        else:
+            how = {"metavar": kind.metavar, "action": "append" if kind.several else "store"}
+        group.add_argument(
+            setting.option,
+            dest=_SETTING + setting.name,
+            help=setting.help + ("; may be repeated" if kind.several else ""),
+            **how,
+        )
+
+
+def add_sandbox_settings(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that makes a sandbox of its own; ``configured`` reads them."""
+    parser.add_argument("--backend", metavar="BACKEND", help="default: local")
+    parser.set_defaults(reads_settings=True, has_former_volume=True)
+    add_settings(parser, of=SandboxSpec)
+    parser.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line gives, for ``read_configuration``. Paths may be relative
+    here, and an interpreter may be named as on the shell's PATH."""
+    values = {
+        key.removeprefix(_SETTING): value
+        for key, value in vars(arguments).items()
+        if key.startswith(_SETTING) and value is not None
+    }
+    values = {key: SETTINGS[key].kind.from_shell(value) for key, value in values.items()}
+    if FORMER_VOLUME in values and getattr(arguments, "has_former_volume", False):
+        note(
+            "--workspace is called --volume here, since a saved workspace is something else; it "
+            "still works, for now."
+        )
+        values.setdefault("volume", values.pop(FORMER_VOLUME))
+    return values
+
+
+def configured(
+    arguments: argparse.Namespace, config: Mapping[str, Any], default_name: str
+) -> KernelConfiguration:
+    """The settings in force for a new sandbox: options win over the environment, which wins over
+    ``config``."""
+    options = given_settings(arguments)
+    if arguments.backend:
+        options["backend"] = arguments.backend
+    overridden = {SETTINGS[key].variable for key in options}
+    environ = {name: value for name, value in os.environ.items() if name not in overridden}
+    former = environ.get(_WORKSPACE, "")
+    if former and not former.endswith(NOTEBOOK):
+        del environ[_WORKSPACE]
+        if "volume" not in options and not environ.get(_VOLUME):
+            environ[_VOLUME] = former
+            note(f"{_WORKSPACE} is called {_VOLUME} here: a saved workspace is something else.")
+    if FORMER_VOLUME in config:  # of a launcher that an earlier version installed
+        config = {"volume": config[FORMER_VOLUME], **config}
+        del config[FORMER_VOLUME]
+    return read_configuration(
+        config, options, default_name=default_name, environ=environ, where="the command line"
+    )

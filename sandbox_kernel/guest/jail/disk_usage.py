@@ -1,0 +1,257 @@
+"""How much the folders of a local jail hold, counted from inside.
+
+Used by ``watchdog`` where the jail has no file system of its own to limit it. Only files in the
+folders, and deleted files that the jail's processes still hold, count. The free space of the
+host's file system only decides when to count: others use it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+WALK_SLICE = 2000
+"""Steps of a measurement in one turn of the loop."""
+WALK_EVERY = 120.0
+"""Seconds after which the folders are measured even if free space shows no reason to."""
+WALK_EVERY_UNSEEN = 10.0
+"""The same on file systems without a count of inodes (btrfs)."""
+ENTRY_BYTES = 1024
+"""The least that a file counts: a flood of empty files uses space, too."""
+REST = 10
+"""The pause after a measurement, as a multiple of its time; while over the limit, 1."""
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_PIECE = 3000
+"""Bytes of a path that are opened at once: Linux allows 4096, and folders can be deeper."""
+
+
+class MeasuredFolders:
+    """How much some folders hold: measured by walking them, in slices, and only when the file
+    system has lost so much free space that the limit may have been passed."""
+
+    def __init__(self, roots: list[str], limit: int, pids: Callable[[], list[int]]) -> None:
+        self._roots = roots
+        self._limit = limit
+        self._pids = pids
+        self._walk: Generator[None, None, None] | None = None
+        self._counted = 0
+        self._walk_started = 0.0
+        self._next_walk = 0.0
+        self._measured_at = 0.0
+        self._dropped = 0
+        self._files_known = True
+        self._free = self._free_space()
+        self.used = 0
+
+    def _free_space(self) -> tuple[int, int]:
+        """Free bytes and free inodes of the file systems that the folders are on."""
+        free = {}
+        for root in self._roots:
+            space = os.statvfs(root)
+            self._files_known = self._files_known and space.f_files > 0
+            free[os.stat(root).st_dev] = (space.f_bfree * space.f_frsize, space.f_ffree)
+        return sum(size for size, _ in free.values()), sum(files for _, files in free.values())
+
+    def estimate(self) -> int:
+        """An upper bound: as if all space that was used up since the last measurement were in
+        the folders. It decides when to measure, never whether to kill."""
+        size, files = self._free_space()
+        known_size, known_files = self._free
+        # Space that somebody frees must not hide space that is used a moment later.
+        taken = max(0, known_size - size), max(0, known_files - files) * ENTRY_BYTES
+        self._dropped += max(taken)
+        self._free = (size, files)
+        return self.used + self._dropped
+
+    def measure(self, now: float) -> bool:
+        """Measure a slice if there is reason to. True when a measurement has been completed."""
+        if self._walk is None:
+            every = WALK_EVERY if self._files_known else WALK_EVERY_UNSEEN
+            due = self.estimate() > self._limit or now - self._measured_at > every
+            if not due or now < self._next_walk:
+                return False
+            self._walk = self._steps()
+            self._counted = self._dropped = 0
+            self._walk_started = now
+        for _ in range(WALK_SLICE):
+            if next(self._walk, self) is self:
+                break
+        else:
+            return False
+        self.used, self._walk = self._counted, None
+        self._measured_at = time.monotonic()
+        rest = 1 if self.used > self._limit else REST
+        self._next_walk = self._measured_at + rest * (self._measured_at - self._walk_started)
+        return True
+
+    @property
+    def measuring(self) -> bool:
+        return self._walk is not None
+
+    def _steps(self) -> Generator[None, None, None]:
+        yield from self._entries()
+        yield from self._deleted()
+
+    def _entries(self) -> Generator[None, None, None]:
+        seen: set[int] = set()
+        pending = list(self._roots)
+        opener = _Opener()
+        try:
+            while pending:
+                path = pending.pop()
+                try:
+                    fd = opener.open(path)
+                except OSError:
+                    continue  # deleted in the meantime
+                try:
+                    if not os.access(".", os.X_OK, dir_fd=fd):
+                        opener.unlock(path)
+                    with os.scandir(fd) as entries:
+                        for entry in entries:
+                            self._count(entry, path, pending, seen)
+                            yield
+                except OSError:
+                    pass
+                finally:
+                    os.close(fd)
+        finally:
+            opener.restore()
+
+    def _count(
+        self, entry: os.DirEntry[str], path: str, pending: list[str], seen: set[int]
+    ) -> None:
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except OSError:
+            return  # deleted in the meantime
+        if stat.S_ISDIR(found.st_mode):
+            pending.append(f"{path}/{entry.name}")
+        elif found.st_nlink > 1:
+            if found.st_ino in seen:
+                return
+            seen.add(found.st_ino)
+        self._counted += max(found.st_blocks * 512, ENTRY_BYTES)
+
+    def _deleted(self) -> Generator[None, None, None]:
+        """Deleted files that are open or mapped use space, too. Those of a process that is not
+        dumpable cannot be seen."""
+        devices = {os.stat(root).st_dev for root in self._roots}
+        seen: set[tuple[int, int]] = set()
+        for pid in self._pids():
+            yield from self._deleted_open(pid, devices, seen)
+        mapped: dict[str, int] = {}
+        for pid in self._pids():
+            yield from self._deleted_mapped(pid, devices, seen, mapped)
+
+    def _deleted_open(
+        self, pid: int, devices: set[int], seen: set[tuple[int, int]]
+    ) -> Generator[None, None, None]:
+        folder = f"/proc/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return  # it has ended, or hides
+        for name in names:
+            yield
+            try:
+                found = os.stat(f"{folder}/{name}")
+            except OSError:
+                continue
+            key = (found.st_dev, found.st_ino)
+            if not found.st_nlink and found.st_dev in devices and key not in seen:
+                seen.add(key)
+                self._counted += found.st_blocks * 512
+
+    def _deleted_mapped(
+        self, pid: int, devices: set[int], seen: set[tuple[int, int]], mapped: dict[str, int]
+    ) -> Generator[None, None, None]:
+        """Of a file that is only mapped, just the end of the mapping is known."""
+        try:
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    yield
+                    if not line.endswith(" (deleted)\n"):
+                        continue
+                    addresses, _, offset, device, inode, path = line.split(None, 5)
+                    major, minor = (int(part, 16) for part in device.split(":"))
+                    # btrfs shows another device here than stat() does; then the path tells.
+                    ours = os.makedev(major, minor) in devices or path.startswith(
+                        tuple(f"{root}/" for root in self._roots)
+                    )
+                    if not ours or (os.makedev(major, minor), int(inode)) in seen:
+                        continue
+                    start, end = (int(part, 16) for part in addresses.split("-"))
+                    key, size = f"{device} {inode}", int(offset, 16) + end - start
+                    self._counted += max(0, size - mapped.get(key, 0))
+                    mapped[key] = max(size, mapped.get(key, 0))
+        except (OSError, ValueError):
+            return  # it has ended, or hides
+
+
+class _Opener:
+    """Opens folders to list them, at any depth. A folder without permissions is opened up, which
+    its owner may do; ``restore`` sets the permissions back."""
+
+    def __init__(self) -> None:
+        self._changed: list[tuple[str, int]] = []
+
+    def open(self, path: str) -> int:
+        base, name = _reach(path)
+        try:
+            try:
+                return os.open(name, _LIST, dir_fd=base)
+            except PermissionError:
+                self._unlock(path, base, name)
+                return os.open(name, _LIST, dir_fd=base)
+        finally:
+            os.close(base)
+
+    def unlock(self, path: str) -> None:
+        """Add the permission to stat the entries of a folder that can be listed."""
+        base, name = _reach(path)
+        try:
+            self._unlock(path, base, name)
+        finally:
+            os.close(base)
+
+    def _unlock(self, path: str, base: int, name: str) -> None:
+        mode = stat.S_IMODE(os.stat(name, dir_fd=base, follow_symlinks=False).st_mode)
+        os.chmod(name, mode | stat.S_IRWXU, dir_fd=base)
+        self._changed.append((path, mode))
+
+    def restore(self) -> None:
+        for path, mode in reversed(self._changed):
+            try:
+                base, name = _reach(path)
+            except OSError:
+                continue  # moved or deleted in the meantime
+            try:
+                os.chmod(name, mode, dir_fd=base)
+            except OSError:
+                pass
+            finally:
+                os.close(base)
+        self._changed.clear()
+
+
+def _reach(path: str) -> tuple[int, str]:
+    """A descriptor of a folder on the path, and the rest of the path, short enough for Linux."""
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    rest = path.lstrip("/")
+    while len(os.fsencode(rest)) > _PATH_PIECE:
+        cut = rest.rfind("/", 1, _PATH_PIECE // 4)
+        if cut < 0:
+            break
+        try:
+            further = os.open(
+                rest[:cut], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
+            )
+        finally:
+            os.close(fd)
+        fd, rest = further, rest[cut + 1 :]
+    return fd, rest

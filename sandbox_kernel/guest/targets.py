@@ -1,0 +1,164 @@
+"""Targets: what the host's streams lead to. docs/wire.md lists them.
+
+A stream to a channel of a kernel that does not listen yet is kept, with what the client has sent,
+until the kernel does.
+"""
+
+import socket
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from ..wire.frames import Buffer
+from ..wire.mux import Stream
+from ..wire.peer import Peer
+from ..wire.pump import Pump
+from .control_server import ControlServer
+from .kernel_process import CHANNELS, Kernel
+from .listeners import ListenerPump, Listeners
+from .loop import Loop
+from .recorder import Recorder
+from .workspace.helper_process import Helper
+
+_CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
+_PAUSE, _QUIET = 0.008, 0.1
+
+
+class Targets:
+    """Serves the streams of one session at a time. ``calls`` are the control calls by name."""
+
+    def __init__(self, loop: Loop, kernel: Kernel, recorder: Recorder, helper: Helper) -> None:
+        self.calls: Dict[str, Callable[..., Any]] = {}
+        self._loop = loop
+        self._kernel = kernel
+        self._recorder = recorder
+        self._helper = helper
+        self._controls: Set[ControlServer] = set()
+        self._pumps: Dict[Pump, str] = {}  # of the kernel's channels
+        self._bulk: Set[Pump] = set()  # of workspace streams
+        self._waiting: List[_KernelStream] = []
+        self._listeners = Listeners(loop.time)
+        self._connect_timer: object = None
+        self._launched_at = 0.0
+
+    def open(self, peer: Peer, stream: Stream, target: str) -> None:
+        """The host has opened a stream."""
+        kind, _, rest = target.partition(":")
+        if kind == "control":
+            self._controls.add(ControlServer(peer, stream, self.calls, self._controls.discard))
+        elif kind == "kernel" and rest in CHANNELS:
+            waiting = _KernelStream(self, peer, stream, rest, self._loop.time())
+            self._waiting.append(waiting)
+            if waiting.listens:
+                self._listeners.opened(stream)
+            self._connect_waiting()
+        elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
+            self._recorder.send(peer, stream, int(rest))
+        elif kind == "workspace":
+            self._open_workspace(peer, stream)
+        else:
+            stream.reset("there is no target %r here" % target)
+
+    def close(self) -> None:
+        """The session is over."""
+        for pump in [*self._pumps, *self._bulk]:
+            pump.close("the session is over")
+        self._waiting.clear()
+        self._listeners.forget()
+        self._controls.clear()
+
+    def kernel_launched(self) -> None:
+        self._launched_at = self._loop.time()
+        self._listeners.launched()
+        self._recorder.launched()
+        self._connect_waiting()
+
+    def kernel_exited(self) -> None:
+        for control in self._controls:
+            control.send({"event": "kernel_exited", **self._kernel.status()})
+
+    def stop_waiting(self, waiting: "_KernelStream") -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            self._listeners.settled(waiting.stream)
+
+    def _connect_waiting(self) -> None:
+        """Connect the waiting streams to the kernel's sockets. Repeated while the kernel starts;
+        how long that may take is the host's decision."""
+        for waiting in list(self._waiting):
+            if waiting.channel == "shell" and self._listeners.awaited:
+                continue
+            try:
+                sock = self._kernel.connect(waiting.channel)
+            except OSError as error:
+                self.stop_waiting(waiting)
+                waiting.stream.reset(str(error))
+                waiting.peer.flush_soon()
+                continue
+            if sock is not None:
+                self._waiting.remove(waiting)
+                made = partial(ListenerPump, self._listeners) if waiting.listens else Pump
+                pump = made(self._loop, waiting.peer, waiting.stream, sock, self._pumps.pop)
+                self._pumps[pump] = waiting.channel
+                waiting.hand_over(pump)
+        if self._waiting and self._kernel.running and self._connect_timer is None:
+            # The longer it takes, the longer the interval: a stopped kernel may stay so for long.
+            waited = self._loop.time() - max(self._waiting[0].since, self._launched_at)
+            interval = min(max(_CONNECT_INTERVAL, waited / 50), _MAX_CONNECT_INTERVAL)
+            self._connect_timer = self._loop.call_later(interval, self._connect_again)
+
+    def _connect_again(self) -> None:
+        self._connect_timer = None
+        self._connect_waiting()
+
+    def _open_workspace(self, peer: Peer, stream: Stream) -> None:
+        pump: Optional[Pump] = None
+        try:
+            ours, theirs = socket.socketpair()
+            pump = Pump(self._loop, peer, stream, ours, self._bulk.discard, polite=self._polite)
+            self._bulk.add(pump)
+            self._helper.hand_over(theirs)
+        except OSError as error:
+            if pump is None:
+                stream.reset(str(error))
+            else:
+                pump.close(str(error))
+
+    def _polite(self) -> float:
+        """Seconds that files wait before they go on: while cells run, a transfer takes a small
+        part of the machine, and else all of it. Heartbeats do not count."""
+        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
+        busy_at = max(moved, default=0.0)
+        return _PAUSE if self._loop.time() - busy_at < _QUIET else 0.0
+
+
+class _KernelStream:
+    """A stream to a channel of a kernel that does not listen yet; keeps what the client sends."""
+
+    def __init__(
+        self, targets: Targets, peer: Peer, stream: Stream, channel: str, since: float
+    ) -> None:
+        self.peer = peer
+        self.stream = stream
+        self.channel = channel
+        self.listens = channel == "iopub"
+        self.since = since
+        self._targets = targets
+        self._early: List[Buffer] = []  # bounded by the stream's credit window
+        stream.owner = self
+
+    def hand_over(self, pump: Pump) -> None:
+        for payload in self._early:
+            pump.on_data(payload)
+
+    def on_data(self, payload: Buffer) -> None:
+        self._early.append(payload)
+
+    def on_finished(self) -> None:
+        self._targets.stop_waiting(self)
+        self.stream.finish()
+
+    def on_reset(self, reason: str) -> None:
+        self._targets.stop_waiting(self)
+
+    def on_room(self) -> None:
+        """Nothing is written to the stream before it is handed over."""

@@ -1,0 +1,64 @@
+"""The ignore file of a folder, and the rules that the host compiles from it."""
+
+import os
+import re
+import stat
+from codecs import BOM_UTF8
+from typing import Sequence, Tuple
+
+from .nofollow import READ, pread_exactly
+
+IGNORE_FILE = ".sandboxignore"
+MAX_IGNORE = 64 * 1024
+
+
+class Rules:
+    """Compiled rules: pairs of a regular expression and whether a matching path is ignored. The
+    last matching rule decides."""
+
+    def __init__(self, rules: "Sequence[Tuple[str, bool]]") -> None:
+        self._rules = [(re.compile(pattern).match, ignored) for pattern, ignored in rules]
+
+    def ignored(self, path: str) -> bool:
+        for matches, ignored in reversed(self._rules):
+            if matches(path):
+                return ignored
+        return False
+
+
+class IgnoreRefused(Exception):
+    """The ignore file is unreadable or invalid. Saving without it would save excluded files."""
+
+
+def read_ignore(root: str) -> bytes:
+    """The ignore file of a folder; empty if there is none. The host uses it, too, before an upload.
+    IgnoreRefused, for a symlink, too."""
+    path = os.path.join(root, IGNORE_FILE)
+    try:
+        fd = os.open(path, READ)
+    except OSError as error:
+        if not os.path.lexists(path):
+            return b""
+        if os.path.islink(path):
+            raise IgnoreRefused(_refusal(path, "it is a symlink")) from error
+        raise IgnoreRefused(_refusal(path, error.strerror)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise IgnoreRefused(_refusal(path, "it is not a regular file"))
+        text = pread_exactly(fd, MAX_IGNORE + 1, 0)
+    except OSError as error:
+        raise IgnoreRefused(_refusal(path, error.strerror)) from error
+    finally:
+        os.close(fd)
+    if len(text) > MAX_IGNORE:
+        raise IgnoreRefused(_refusal(path, "it has more than %d bytes" % MAX_IGNORE))
+    if b"\0" in text:
+        raise IgnoreRefused(_refusal(path, "it is not UTF-8 text"))
+    return text[len(BOM_UTF8) :] if text.startswith(BOM_UTF8) else text
+
+
+def _refusal(path: str, why: object) -> str:
+    return (
+        "%s cannot be obeyed (%s), so nothing was read from this folder: the file may exclude it. "
+        "Fix or delete the file." % (path, why)
+    )

@@ -1,0 +1,252 @@
+"""Hydrate, in the sandbox: writes files as the host plans.
+
+New files and folders are assembled in a staging folder inside the workspace, and moved into place
+when all are complete: an interrupted hydrate leaves the workspace unchanged.
+"""
+
+import os
+import struct
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from .nofollow import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
+from .scan_cache import Folder, Item, signature_of
+from .tree_format import CHUNK, RESERVED, chunk_length, digest, name_bytes, path_parts, unpack
+
+STAGING = (RESERVED + "hydrate").encode()
+FILL_HEADER = struct.Struct(">BI")
+FILL_TARGET = struct.Struct(">II")
+_MOST_OPEN = 64
+_MOST_PROBLEMS = 200
+
+
+class _Staged:
+    """A file in the staging folder, at ``place`` and ``name``. Only a complete file in a new folder
+    has a ``status``: it moves with that folder."""
+
+    __slots__ = ("entry", "missing", "name", "path", "place", "status")
+
+    def __init__(
+        self, path: str, entry: Sequence[Any], place: Sequence[bytes], name: bytes
+    ) -> None:
+        self.path = path
+        self.entry = entry
+        self.place = place
+        self.name = name
+        self.missing = sum(1 for chunk in entry[5] if not isinstance(chunk, int))
+        self.status: Optional[os.stat_result] = None
+
+
+class Apply:
+    """One hydrate, as the host's messages direct it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Root(root)
+        self._staging: Optional[Root] = None
+        self._new: Dict[str, List[bytes]] = {}  # new folder -> its staging path
+        self._tops: List[Tuple[str, bytes]] = []
+        self._open: "OrderedDict[int, int]" = OrderedDict()
+        self._staged: Dict[int, _Staged] = {}
+        self._folders: List[Tuple[str, int, int, bool]] = []
+        self._delete: List[str] = []
+        self._links: List[Tuple[str, int, str]] = []
+        self._hard: List[Tuple[str, str]] = []
+        self._meta: List[Tuple[str, Sequence[Any]]] = []
+        self.problems: List[str] = []
+        self.deleted = self.written = 0
+        remove(self._root.fd, STAGING)
+        os.mkdir(STAGING, 0o700, dir_fd=self._root.fd)
+        self._staging = Root(os.open(STAGING, FOLDER, dir_fd=self._root.fd))
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+            remove(self._root.fd, STAGING)
+        self._root.close()
+
+    def stage(self, plan: Dict[str, Any]) -> None:
+        """Take a batch of the plan (``workspace/send.py``)."""
+        for path, mode, mtime, new in plan.get("folders", ()):
+            self._folders.append((path, mode, mtime, new))
+            if new:
+                self._stage_folder(path)
+        self._delete += plan.get("delete", ())
+        self._links += [(path, mtime, target) for path, mtime, target in plan.get("links", ())]
+        self._hard += [(path, target) for path, target in plan.get("hard", ())]
+        self._meta += [(path, entry) for path, entry in plan.get("meta", ())]
+        for number, path, entry in plan.get("files", ()):
+            parent, _, name = path.rpartition("/")
+            place = self._new.get(parent) if parent else None
+            if place is None:
+                staged = _Staged(path, entry, (), b"%d" % number)
+            else:
+                staged = _Staged(path, entry, place, name_bytes(name))
+            self._staged[number] = staged
+            if not staged.missing:
+                self._complete(staged, self._create(staged))
+
+    def _stage_folder(self, path: str) -> None:
+        assert self._staging is not None
+        parent, _, name = path.rpartition("/")
+        if parent in self._new:
+            place = [*self._new[parent], name_bytes(name)]
+        else:
+            place = [b"new%d" % len(self._tops)]
+            self._tops.append((path, place[0]))
+        os.mkdir(place[-1], 0o700, dir_fd=self._staging.folder(place[:-1]))
+        self._new[path] = place
+
+    def _create(self, staged: _Staged) -> int:
+        assert self._staging is not None
+        flags = CREATE & ~os.O_EXCL
+        return os.open(staged.name, flags, 0o600, dir_fd=self._staging.folder(staged.place))
+
+    def fill(self, payload: "bytes | bytearray") -> None:
+        """Write a chunk to one or more places."""
+        view = memoryview(payload)
+        codec, count = FILL_HEADER.unpack(view[: FILL_HEADER.size])
+        end = FILL_HEADER.size + count * FILL_TARGET.size
+        data = unpack(codec, view[end:], CHUNK)
+        for number, index in FILL_TARGET.iter_unpack(view[FILL_HEADER.size : end]):
+            self._write(number, index, data)
+
+    def reuse(self, number: int, path: str, indices: Sequence[int]) -> bool:
+        """Copy chunks from the present file; False if it has changed."""
+        staged = self._staged[number]
+        chunks = expand(staged.entry[5])
+        try:
+            source = self._root.read(path_parts(path))
+        except OSError:
+            return False
+        try:
+            for index in indices:
+                length = chunk_length(staged.entry[4], index)
+                data = pread_exactly(source, length, index * CHUNK)
+                if digest(data).hex() != chunks[index]:
+                    return False
+                self._write(number, index, data)
+        finally:
+            os.close(source)
+        return True
+
+    def _write(self, number: int, index: int, data: "bytes | memoryview") -> None:
+        staged = self._staged[number]
+        if len(data) != chunk_length(staged.entry[4], index):
+            raise ValueError("chunk of the wrong length")
+        fd = self._open.get(number)
+        if fd is None:
+            fd = self._create(staged)
+            if staged.missing > 1:
+                self._open[number] = fd
+                if len(self._open) > _MOST_OPEN:
+                    os.close(self._open.popitem(last=False)[1])
+        pwrite_all(fd, data, index * CHUNK)
+        staged.missing -= 1
+        if not staged.missing:
+            self._open.pop(number, None)
+            self._complete(staged, fd)
+
+    def _complete(self, staged: _Staged, fd: int) -> None:
+        _, _, mode, mtime, size, chunks = staged.entry
+        try:
+            if not chunks or isinstance(chunks[-1], int):
+                os.ftruncate(fd, size)
+            os.fchmod(fd, mode)
+            os.utime(fd, ns=(mtime, mtime))
+            if staged.place:
+                staged.status = os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    # --- the end
+
+    def finish(self, cache: Folder, progress: "Callable[[int, int], object]") -> None:
+        """Move everything into place, and update the cache. ``progress`` gets file counts."""
+        lacking = [staged.path for staged in self._staged.values() if staged.missing]
+        if lacking:
+            raise ValueError("%d files are incomplete, such as %s" % (len(lacking), lacking[0]))
+        for path in self._delete:
+            self.deleted += self._root.delete(path_parts(path))
+        for path, _, _, new in self._folders:
+            if path and not new:
+                self._open_up(path)
+        assert self._staging is not None
+        self._staging.forget()
+        for path, top in self._tops:
+            *parents, name = path_parts(path)
+            parent = self._root.folder(parents)
+            os.rename(top, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
+        for number in sorted(self._staged):
+            staged = self._staged[number]
+            if staged.status is None:
+                *parents, name = path_parts(staged.path)
+                parent = self._root.folder(parents)
+                os.rename(staged.name, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
+                staged.status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            self._note(cache, staged, staged.status)
+            self.written += 1
+            progress(self.written, 0)
+        for path, entry in self._meta:
+            *parents, name = path_parts(path)
+            parent = self._root.folder(parents)
+            os.chmod(name, entry[2], dir_fd=parent)
+            os.utime(name, ns=(entry[3], entry[3]), dir_fd=parent, follow_symlinks=False)
+        for path, mtime, target in self._links:
+            *parents, name = path_parts(path)
+            parent = self._root.folder(parents)
+            remove(parent, name)
+            os.symlink(name_bytes(target), name, dir_fd=parent)
+            os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
+            self.written += 1
+        for path, target in self._hard:
+            self._link(path, target)
+        for path, mode, mtime, _ in sorted(self._folders, reverse=True):
+            self._root.forget()
+            fd = self._root.folder(path_parts(path)) if path else self._root.fd
+            if path:
+                os.fchmod(fd, mode)
+                os.utime(fd, ns=(mtime, mtime))
+        self._root.forget()
+
+    def _open_up(self, path: str) -> None:
+        """Make an existing folder writable; it gets its mode in the end."""
+        *parents, name = path_parts(path)
+        os.chmod(name, 0o700, dir_fd=self._root.folder(parents))
+
+    def _link(self, path: str, target: str) -> None:
+        *parents, name = path_parts(path)
+        *sources, source = path_parts(target)
+        from_fd = os.dup(self._root.folder(sources))
+        try:
+            to_fd = self._root.folder(parents)
+            remove(to_fd, name)
+            os.link(source, name, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+        finally:
+            os.close(from_fd)
+        self.written += 1
+
+    def _note(self, cache: Folder, staged: _Staged, status: os.stat_result) -> None:
+        *parents, name = staged.path.split("/")
+        folder = cache
+        for part in parents:
+            folder = folder.folders.setdefault(part, Folder())
+        data = sum(
+            chunk_length(staged.entry[4], index)
+            for index, chunk in enumerate(expand(staged.entry[5]))
+            if chunk is not None
+        )
+        folder.items[name] = Item(signature_of(status), staged.entry, data)
+
+
+def expand(chunks: Sequence[Any]) -> "List[Optional[str]]":
+    """One element for each chunk: its hash, or None for a hole."""
+    if not any(isinstance(chunk, int) for chunk in chunks):
+        return list(chunks)
+    full: List[Optional[str]] = []
+    for chunk in chunks:
+        full += [None] * chunk if isinstance(chunk, int) else [chunk]
+    return full

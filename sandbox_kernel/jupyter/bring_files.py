@@ -1,0 +1,164 @@
+"""Brings files into a new sandbox before the first cell: saved ones, and those of the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandbox_kernel.errors import SandboxError, WorkspaceError
+from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, folder_of, open_store
+from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.spec import KernelConfiguration
+from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
+    from sandbox_kernel.workspace import SaveInfo, Store, UploadPolicy
+
+_MOST_LISTED = 20
+
+
+async def bring_files(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace | None,
+    configuration: KernelConfiguration,
+    cwd: str | None,
+    log: Log,
+) -> tuple[KernelWorkspace | None, list[str]]:
+    """The provisioner calls it for a new sandbox. The kernel's workspace, if it has one, with its
+    id in the store, and warnings for the user, which are also logged. On the background loop."""
+    warnings: list[str] = []
+    if workspace is not None:
+        workspace, warnings = await _bring_workspace(kernel, workspace, log)
+    elif configuration.persist:
+        warnings = await _without_workspace(kernel, configuration, folder_of(cwd), log)
+    for line in warnings:
+        log.warning("Sandbox %s: %s", kernel.handle.name, line)
+    return workspace, warnings
+
+
+async def _without_workspace(
+    kernel: SandboxedKernel, configuration: KernelConfiguration, folder: str, log: Log
+) -> list[str]:
+    """A kernel without a workspace gets the files of its folder, too, if ``upload`` asks."""
+    if configuration.upload != "none":
+        from sandbox_kernel.workspace import UploadPolicy
+
+        policy = UploadPolicy.parse(configuration.upload)
+        if policy.mode != "none":
+            await _bring_folder(kernel, folder, policy, log)
+    if not configuration.mirror:
+        return []
+    return [
+        f"Nothing is written back to {folder}, although mirror is set: this kernel has no "
+        f"workspace. Set SANDBOX_KERNEL_WORKSPACE to a name, or to the path of the notebook."
+    ]
+
+
+async def _bring_workspace(
+    kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log
+) -> tuple[KernelWorkspace, list[str]]:
+    """Bring the latest save into a sandbox, with the changes of the notebook's folder since then
+    that ``upload`` selects; without a save, the selected files of the folder."""
+    from sandbox_kernel.workspace import UploadPolicy, hydrate, upload
+
+    policy = UploadPolicy.parse(workspace.upload)
+    try:
+        store = await asyncio.to_thread(open_store)
+        workspace, warnings = await asyncio.to_thread(_claim, store, workspace)
+        latest = await asyncio.to_thread(_latest, store, workspace.name)
+        if latest is not None and workspace.folder and policy.mode != "none":
+            warnings += await asyncio.to_thread(_update, store, workspace, policy, log)
+            latest = await asyncio.to_thread(store.find, workspace.name)
+        if latest is not None:
+            log.info(
+                "Bringing workspace %s into sandbox %s: %d files, %.1f MB",
+                *(workspace.name, kernel.handle.name, latest.files, latest.bytes / 1e6),
+            )
+            report = await hydrate(kernel, store, workspace.name)
+            log.info(
+                "Workspace %s is in sandbox %s: %d files, %.2f s",
+                *(workspace.name, kernel.handle.name, report.files, report.seconds),
+            )
+        elif workspace.folder and policy.mode != "none":
+            first = await upload(
+                kernel,
+                store,
+                workspace.name,
+                workspace.folder,
+                policy,
+                notebook=workspace.notebook,
+            )
+            if first is not None:
+                _log_upload(log, kernel, first.files, workspace.folder)
+    except SandboxError as error:
+        raise WorkspaceError(
+            f"The files of workspace {workspace.name!r} could not be brought into sandbox "
+            f"{kernel.handle.name!r}: {error} To start the kernel without them, and without "
+            f"saving, set SANDBOX_KERNEL_PERSIST=false."
+        ) from error
+    return workspace, warnings
+
+
+def _log_upload(log: Log, kernel: SandboxedKernel, files: int, folder: str) -> None:
+    log.info("Uploaded %d files of %s to sandbox %s", files, folder, kernel.handle.name)
+
+
+def _claim(store: Store, workspace: KernelWorkspace) -> tuple[KernelWorkspace, list[str]]:
+    """Make sure that a workspace which is named after its notebook belongs to it."""
+    from sandbox_kernel.workspace import name_for_notebook, notebook_identity
+
+    if not workspace.notebook or workspace.name != name_for_notebook(workspace.notebook):
+        return workspace, []
+    id_, changes = notebook_identity.claim(store, workspace.name, workspace.notebook)
+    return replace(workspace, id=id_), [f"{line}." for line in changes]
+
+
+def _update(store: Store, workspace: KernelWorkspace, policy: UploadPolicy, log: Log) -> list[str]:
+    """Save the changes of the folder in the workspace. A warning about conflicts."""
+    from sandbox_kernel.workspace.updates import update_from_folder
+
+    report = update_from_folder(
+        store, workspace.name, workspace.folder, policy, notebook=workspace.notebook
+    )
+    log.info(
+        "Workspace %s: %d files of %s are new or changed, %d are deleted",
+        *(workspace.name, len(report.taken), workspace.folder, len(report.deleted)),
+    )
+    for problem in report.problems[:_MOST_LISTED]:
+        log.warning("Workspace %s: not uploaded: %s", workspace.name, problem)
+    if not report.conflicts:
+        return []
+    more = ", ..." if len(report.conflicts) > _MOST_LISTED else ""
+    return [
+        f"{len(report.conflicts)} files have changed in {workspace.folder} and in workspace "
+        f"{workspace.name}: {', '.join(map(printable, report.conflicts[:_MOST_LISTED]))}{more}. "
+        f"The kernel has the workspace's versions. To use the folder's, delete it "
+        f"here, shut the kernel down, and start it again."
+    ]
+
+
+async def _bring_folder(
+    kernel: SandboxedKernel, folder: str, policy: UploadPolicy, log: Log
+) -> None:
+    """Bring the selected files of a folder into a sandbox, through a temporary store."""
+    from sandbox_kernel.workspace import Store, upload
+
+    place = await asyncio.to_thread(tempfile.mkdtemp, prefix="sandbox-kernel-upload-")
+    try:
+        store = await asyncio.to_thread(Store.open, place)
+        report = await upload(kernel, store, "upload", folder, policy)
+    except SandboxError as error:
+        raise WorkspaceError(
+            f"The files of {folder} could not be brought into sandbox {kernel.handle.name!r}: "
+            f"{error} To start the kernel without them, set SANDBOX_KERNEL_UPLOAD=none."
+        ) from error
+    finally:
+        await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, ignore_errors=True))
+    _log_upload(log, kernel, report.files if report else 0, folder)
+
+
+def _latest(store: Store, name: str) -> SaveInfo | None:
+    return store.latest(name) if not store.retired(name) else None

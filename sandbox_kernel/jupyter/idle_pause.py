@@ -1,0 +1,128 @@
+"""Pauses the sandbox of a kernel that has nothing to do.
+
+Only Jupyter's messages say whether a kernel is busy, and the tunnel does not read them. So this
+is a client of the kernel's iopub channel, which subscribes to its status messages only. A kernel
+that sends none never counts as idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.connections import addresses
+from sandbox_kernel.jupyter.envelopes import open_envelope
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.spec import KernelConfiguration
+
+_PREFIX = b"kernel"
+"""Topics of status messages begin so, in ipykernel and xeus; further words differ."""
+_MAX_MESSAGE = 2**20
+_MAX_BUSY = 1000
+_RETRY = 30.0
+
+
+class Activity:
+    """What the status messages of a kernel say, in their order."""
+
+    def __init__(self, now: float) -> None:
+        self._busy: set[str] = set()
+        self._heard = False
+        self.changed = now
+        self.topic = b""
+        """The topic of status messages, once it is known."""
+
+    @property
+    def idle(self) -> bool:
+        """It has said that it is idle, for each thing that it was busy with."""
+        return self._heard and not self._busy
+
+    def hear(self, frames: list[bytes], now: float) -> None:
+        """One message; anything but a status is passed over. The kernel may be hostile: it can
+        keep itself from being paused, and nothing else."""
+        envelope = open_envelope(frames)
+        if envelope is None or envelope.kind != "status":
+            return
+        request = str(envelope.parent.get("msg_id", ""))[:200]
+        state = envelope.content().get("execution_state")
+        if state is None:
+            return
+        self.topic = envelope.topic
+        self._heard = True
+        self.changed = now
+        if state == "busy" and len(self._busy) < _MAX_BUSY:
+            self._busy.add(request)
+        elif state == "idle":
+            self._busy.discard(request)
+
+
+async def set_up_pausing(
+    kernel: SandboxedKernel, configuration: KernelConfiguration, connection: Mapping[str, Any]
+) -> None:
+    """Pause a kernel that has just been launched as its configuration says. On the background
+    loop."""
+    kernel.pause_on_exit = configuration.pause_on_exit
+    if configuration.idle_pause_seconds:
+        await kernel.run_alongside(
+            pause_when_idle(kernel, connection, configuration.idle_pause_seconds)
+        )
+
+
+async def pause_when_idle(
+    kernel: SandboxedKernel, connection: Mapping[str, Any], seconds: float
+) -> None:
+    """Pause the kernel's sandbox whenever the kernel has been idle, and no client has sent
+    anything, for this long. The next message of a client resumes it. Runs until it is
+    cancelled."""
+    loop = asyncio.get_running_loop()
+    activity = Activity(loop.time())
+    socket = _listener(connection)
+    try:
+        while kernel.exit_code is None:
+            since = max(activity.changed, kernel.tunnel.last_input)
+            left = since + seconds - loop.time()
+            if kernel.tunnel.paused or not activity.idle:
+                left = seconds
+            elif left <= 0:
+                await _pause(kernel)
+                left = seconds
+            if await socket.poll(max(1, int(1000 * left))):
+                before = activity.topic
+                activity.hear(await socket.recv_multipart(), loop.time())
+                if activity.topic != before:
+                    # From now on nothing else needs to travel.
+                    socket.subscribe(activity.topic)
+                    socket.unsubscribe(before or _PREFIX)
+    finally:
+        socket.close(linger=0)
+
+
+async def _pause(kernel: SandboxedKernel) -> None:
+    try:
+        if await kernel.pause():
+            kernel.log.info("Sandbox %s is paused: its kernel is idle.", kernel.handle.name)
+    except SandboxError as error:
+        kernel.log.warning("Sandbox %s was not paused: %s", kernel.handle.name, error)
+        await asyncio.sleep(_RETRY)
+
+
+def _listener(connection: Mapping[str, Any]) -> zmq.asyncio.Socket:
+    address = addresses(connection)["iopub"]
+    socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
+    if connection.get("curve_publickey"):
+        public, secret = (
+            key.encode() if isinstance(key, str) else key
+            for key in (connection["curve_publickey"], connection["curve_secretkey"])
+        )
+        socket.curve_secretkey, socket.curve_publickey = secret, public
+        socket.curve_serverkey = public
+    socket.subscribe(_PREFIX)
+    unix = isinstance(address, str)
+    socket.connect(f"ipc://{address}" if unix else f"tcp://{address[0]}:{address[1]}")
+    return socket

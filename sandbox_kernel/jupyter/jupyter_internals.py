@@ -1,0 +1,208 @@
+"""Everything here that depends on internals of jupyter_client and jupyter_server.
+
+No other module uses underscore names of these packages, or replaces their methods. The server
+extension checks at its start which internals are there (``ServerInternals``): if some are missing,
+a warning names them and the feature that is off, and everything else works.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from traitlets.utils.importstring import import_item
+
+TESTED = "jupyter_server 2.15 to 2.21 and jupyter_client 8.6 to 8.10"
+
+
+# --- the kernel manager of a provisioner, in any program
+
+
+def discard_unsent_requests(manager: Any) -> None:
+    """Let the manager's control socket drop the shutdown_request that a dead kernel did not read:
+    the next kernel would obey it."""
+    control = getattr(manager, "_control_socket", None)
+    if control is not None:
+        control.linger = 0
+
+
+def wants_encryption(manager: Any, requested: Any) -> bool:
+    """Whether the manager's policy asks for CurveZMQ keys (since jupyter_client 8.10)."""
+    policy_of = getattr(manager, "_transport_encryption_policy", None)
+    if policy_of is None:
+        return False
+    policy = policy_of(requested) if requested is not None else policy_of()
+    supports = getattr(manager, "_kernel_supports_curve_encryption", lambda: False)
+    return bool(policy == "required" or (policy == "auto" and supports()))
+
+
+# --- the server
+
+
+def wrap_method(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method: ``around`` gets the replaced one as its first argument."""
+    setattr(owner, name, functools.partial(around, getattr(owner, name)))
+
+
+def is_stopping(serverapp: Any) -> bool:
+    """Whether the server has begun to stop."""
+    return bool(getattr(serverapp, "_stopping", False))
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A name that an object of the server's must have; with ``arguments``, it must be callable
+    with that many."""
+
+    owner: str
+    name: str
+    arguments: int | None = None
+
+    def found_in(self, owner: Any) -> bool:
+        found = getattr(owner, self.name, None)
+        if self.arguments is None:
+            return found is not None
+        if not callable(found):
+            return False
+        try:
+            inspect.signature(found).bind(*range(self.arguments))
+        except (TypeError, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the extension does with internals, and what happens without them."""
+
+    needs: tuple[Internal, ...]
+    without: str
+
+
+ADOPTION = Feature(
+    (
+        Internal("kernel_manager", "_kernels"),
+        Internal("kernel_manager", "_kernel_connections"),
+        Internal("kernel_manager", "_finish_kernel_start", 1),
+        Internal("kernel_manager", "track_message_type", 1),
+        Internal("kernel_manager_class", "_launch_args"),
+        Internal("kernel_manager_class", "post_start_kernel", 1),
+    ),
+    "Kernels of an earlier server are not adopted; `sandbox-kernel ps` lists them.",
+)
+ACTIVITY = Feature(
+    (
+        Internal("kernel_manager", "start_watching_activity", 1),
+        Internal("kernel_manager", "track_message_type", 1),
+    ),
+    "Kernels that have run no cell wait for the next server, too, and the sandbox of a kernel that "
+    "the server gives up ends with its lease.",
+)
+CULLING = Feature(
+    (
+        Internal("kernel_manager", "cull_kernel_if_idle", 1),
+        Internal("kernel_manager", "shutdown_kernel", 1),
+    ),
+    "Culling shuts idle kernels down and does not pause their sandboxes.",
+)
+SESSIONS = Feature(
+    (
+        Internal("session_manager", "save_session", 1),
+        Internal("session_manager", "update_session", 1),
+    ),
+    "The next server adopts kernels without their sessions.",
+)
+START_ERRORS = Feature(
+    (Internal("kernel_manager", "start_kernel", 0),),
+    "JupyterLab shows the errors of a kernel's start in long lines.",
+)
+ONLY_SANDBOXES = Feature(
+    (Internal("provisioner_factory", "create_provisioner_instance", 3),),
+    "The server cannot keep kernels outside of a sandbox from being started.",
+)
+
+
+class ServerInternals:
+    """The internals of one running server. ``has`` says which features they allow."""
+
+    def __init__(self, serverapp: Any, log: logging.Logger) -> None:
+        self._manager = serverapp.kernel_manager
+        self._log = log
+        self._owners: dict[str, Any] = {
+            "kernel_manager": self._manager,
+            "kernel_manager_class": import_item(self._manager.kernel_manager_class),
+            "session_manager": serverapp.session_manager,
+            "provisioner_factory": KernelProvisionerFactory.instance(parent=self._manager),
+        }
+
+    def has(self, feature: Feature) -> bool:
+        """Whether a feature is possible. If it is not, a warning says what is missing."""
+        missing = [
+            f"{getattr(owner, '__name__', type(owner).__name__)}.{need.name}"
+            for need in feature.needs
+            if not need.found_in(owner := self._owners[need.owner])
+        ]
+        if missing:
+            self._log.warning(
+                "%s The reason: %s is not there, or has changed, in jupyter_server %s with "
+                "jupyter_client %s. sandbox-kernel is tested with %s.",
+                *(feature.without, ", ".join(missing)),
+                *(version("jupyter_server"), version("jupyter_client"), TESTED),
+            )
+        return not missing
+
+    def wrap(self, feature: Feature, *around: Callable[..., Any]) -> bool:
+        """Replace the methods that a feature needs, in their order. False if it is not possible."""
+        if not self.has(feature):
+            return False
+        for need, call in zip(feature.needs, around, strict=False):
+            wrap_method(self._owners[need.owner], need.name, call)
+        return True
+
+    async def enter_kernel(
+        self, kernel_id: str, manager: Any, launch_arguments: Mapping[str, Any]
+    ) -> None:
+        """Put the manager of a kernel that runs already where ``start_kernel`` would put it."""
+        manager._launch_args = dict(launch_arguments)  # for restarts
+        manager._attempted_start = True
+        await manager.post_start_kernel()
+        manager.ready.set_result(None)
+        self._manager._kernels[kernel_id] = manager
+        self._manager._kernel_connections[kernel_id] = 0
+        await self._manager._finish_kernel_start(kernel_id)
+        self._manager.initialize_culler()
+
+    def hear_kernel(self, manager: Any, hear: Callable[[list[bytes]], None]) -> bool:
+        """Call ``hear`` with each iopub message that the server gets from a kernel whose activity
+        it watches. False if that is not possible."""
+        stream = getattr(manager, "_activity_stream", None)
+        usual = getattr(stream, "_recv_callback", None)
+        if stream is None or not callable(usual):
+            self._log.warning(
+                "Kernel %s counts as used: its activity cannot be followed in jupyter_server %s. "
+                "sandbox-kernel is tested with %s.",
+                *(manager.kernel_id, version("jupyter_server"), TESTED),
+            )
+            return False
+
+        def both(frames: list[bytes]) -> None:
+            usual(frames)
+            hear(frames)
+
+        stream.on_recv(both)
+        return True
+
+
+def set_protocol_version(manager: Any, protocol: str) -> None:
+    """Tell connections which protocol version a kernel speaks: a busy kernel does not answer the
+    request that they would make for this."""
+    known: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+    known.set_result({"protocol_version": protocol} if protocol else {})
+    manager._kernel_info_future = known

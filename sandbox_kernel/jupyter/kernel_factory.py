@@ -1,0 +1,109 @@
+"""Makes, finds and ends the kernels of this process, for the provisioner and the launcher.
+
+Everything here runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sandbox_kernel.errors import SandboxExists, SandboxNotFound
+from sandbox_kernel.jupyter.kernel_command import show_program
+from sandbox_kernel.jupyter.pool import pool_for
+from sandbox_kernel.jupyter.process_exit import disown, making_a_sandbox, own
+from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.base import SandboxClient
+from sandbox_kernel.sandboxes.unattended import user_of
+from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
+
+
+async def create_kernel(
+    configuration: KernelConfiguration, argv: Sequence[str], log: Log
+) -> SandboxedKernel:
+    """A new sandbox for a kernel with this command line, or one from the pool."""
+    with making_a_sandbox():
+        return await _create_kernel(configuration, argv, log)
+
+
+async def _create_kernel(
+    configuration: KernelConfiguration, argv: Sequence[str], log: Log
+) -> SandboxedKernel:
+    client = load_backend(configuration.backend)
+    spec = configuration.spec
+    client.capabilities.check_kernel(configuration, client.backend)
+    if client.capabilities.python:
+        spec = show_program(spec, argv)
+    warm_argv = tuple(argv) if configuration.warm_start else ()
+
+    async def make(one: SandboxSpec) -> SandboxedKernel:
+        kernel = None
+        if configuration.pause_on_exit and configuration.named:
+            kernel = await _paused_earlier(client, one.name, log)
+        kernel = kernel or await SandboxedKernel.create(
+            client, one, log, warm_argv=warm_argv, keep_unused=configuration.keep_on_exit
+        )
+        kernel.pause_on_exit = configuration.pause_on_exit
+        own(kernel)
+        return kernel
+
+    taken = None
+    if configuration.pool_size and not configuration.named:
+        plan = {**spec.to_dict(), "name": ""}
+        pool = pool_for(
+            [configuration.backend, plan, list(warm_argv)],
+            configuration.pool_size,
+            configuration.pool_idle_seconds,
+            lambda: make(replace(spec, name="")),
+            remove_kernel,
+        )
+        taken = await pool.take()
+    kernel = taken or await make(spec)
+    kernel.log = log
+    if configuration.keep_on_exit:
+        disown(kernel)
+    return kernel
+
+
+async def _paused_earlier(client: SandboxClient, name: str, log: Log) -> SandboxedKernel | None:
+    """The sandbox that an earlier kernel of this name left, with its files; None if there is none.
+    Its kernel is killed if it still runs."""
+    try:
+        handle = await client.get(name)
+        user = user_of(Records().load(handle.backend, handle.name))
+    except SandboxNotFound:
+        return None
+    if user is not None:
+        raise SandboxExists(
+            f"The kernel was not started: sandbox {name!r} is in use by process {user}. Shut its "
+            f"kernel down first, or choose another name."
+        )
+    kernel = await SandboxedKernel.attach(client, name, log)
+    if kernel.exit_code is None:
+        await kernel.send_signal(signal.SIGKILL)
+        await kernel.wait()
+    log.info("The kernel starts in the existing sandbox %s, with its files.", name)
+    return kernel
+
+
+async def attach_kernel(
+    backend: str, name: str, log: Log, *, sandbox_id: str, key: str
+) -> SandboxedKernel:
+    """Take over the kernel in this sandbox; not another one that has its name since."""
+    client = load_backend(backend)
+    return await SandboxedKernel.attach(client, name, log, sandbox_id=sandbox_id, key=key)
+
+
+async def remove_kernel(kernel: SandboxedKernel) -> None:
+    """End a kernel with its sandbox, or pause the sandbox (``pause_on_exit``)."""
+    await kernel.leave()
+    disown(kernel)
+
+
+async def leave_kernel(kernel: SandboxedKernel) -> None:
+    """Let go of a kernel that has ended; its sandbox stays."""
+    await kernel.release()
+    disown(kernel)

@@ -1,0 +1,382 @@
+"""The saved workspace of a kernel: which one it is, and saving the kernel's files in it.
+
+A kernel has a workspace if the setting ``workspace`` names one, or if the path of its notebook is
+known: from ``JPY_SESSION_NAME``, which Jupyter Server sets, or ``SANDBOX_KERNEL_WORKSPACE``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sandbox_kernel.errors import SandboxError, SandboxPaused, SandboxTimeout, StoreError
+from sandbox_kernel.kernels import Log, SandboxedKernel
+from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
+from sandbox_kernel.spec import NOTEBOOK, KernelConfiguration
+from sandbox_kernel.tunnel.background import aside, run
+
+if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
+    from sandbox_kernel.workspace import Leftovers, SaveReport, Store
+    from sandbox_kernel.workspace.reports import OnProgress, Progress
+
+LAST_SAVE_TIMEOUT = 120.0
+"""Seconds without progress after which a last save fails."""
+SILENCE, RESUMING = 20.0, 60.0
+"""Seconds of silence of the sandbox after which a last save fails; of one that must be resumed."""
+_LOOK, _LOG_EVERY = 0.5, 15.0
+
+
+@dataclass(frozen=True)
+class KernelWorkspace:
+    """Where a kernel's files are saved."""
+
+    name: str
+    notebook: str = ""
+    """Path of the notebook on the host; empty if unknown."""
+    folder: str = ""
+    """The notebook's folder, for ``upload`` and ``mirror``."""
+    named: bool = False
+    """The user chose the name, so it does not follow the notebook."""
+    upload: str | tuple[str, ...] = "none"
+    mirror: bool = False
+    mirror_delete: bool = False
+    id: str = ""
+    """The store's id of a notebook's own workspace, which survives a rename. Empty if the user
+    chose the name."""
+
+
+def workspace_of(
+    configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
+) -> KernelWorkspace | None:
+    """The workspace of a kernel that is to be started; None if it has none."""
+    notebook = configuration.notebook or env.get("JPY_SESSION_NAME", "")
+    notebook = os.path.abspath(notebook) if notebook.endswith(NOTEBOOK) else ""
+    name = configuration.workspace
+    if not (name or notebook) or not configuration.persist:
+        return None
+    if not name:
+        from sandbox_kernel.workspace import name_for_notebook
+
+        name = name_for_notebook(notebook)
+    return KernelWorkspace(
+        name=name,
+        notebook=notebook,
+        folder=os.path.dirname(notebook) if notebook else folder_of(cwd),
+        named=configuration.workspace is not None or bool(configuration.notebook),
+        upload=configuration.upload,
+        mirror=configuration.mirror,
+        mirror_delete=configuration.mirror_delete,
+    )
+
+
+def notebook_of(workspace: KernelWorkspace | None, env: Mapping[str, str]) -> str:
+    """Path of the notebook that a kernel was started for, even if its files are not saved."""
+    if workspace is not None and workspace.notebook:
+        return workspace.notebook
+    named = env.get("JPY_SESSION_NAME", "")
+    return os.path.abspath(named) if named.endswith(NOTEBOOK) else ""
+
+
+def folder_of(cwd: str | None) -> str:
+    """The host folder of a kernel whose notebook is unknown."""
+    return os.path.abspath(cwd or os.getcwd())
+
+
+def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
+    """The inverse of ``dataclasses.asdict``."""
+    if values is None:
+        return None
+    upload = values["upload"]
+    return KernelWorkspace(
+        **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}
+    )
+
+
+def open_store(url: str = "") -> Store:
+    """The store of this process, or another one. Blocks. StoreError."""
+    return _store(
+        url or os.environ.get("SANDBOX_KERNEL_STORE", ""), os.environ.get("SANDBOX_KERNEL_DATA_DIR")
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _store(url: str, data_dir: str | None) -> Store:
+    from sandbox_kernel.workspace import Store
+
+    return Store.open(url)
+
+
+async def save(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    wake: bool = True,
+) -> SaveReport:
+    """Save the files of a kernel now. Resumes a paused sandbox, or raises SandboxPaused without
+    ``wake``. The workspace's history records a failure. On any loop."""
+    if kernel.tunnel.paused and not wake:
+        paused = SandboxPaused(
+            f"Sandbox {kernel.handle.name!r} is paused, and its files were not saved before. "
+            f"Run a cell, which resumes it, and save again."
+        )
+        store = await asyncio.to_thread(open_store)
+        await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, paused)
+        raise paused
+    report = await _persist(kernel, workspace, kernel_name, log)
+    workspace = replace(workspace, name=report.save.workspace)
+    return replace(report, also=await asyncio.to_thread(_mirror, workspace, log))
+
+
+async def _persist(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    store: Store | None = None,
+    progress: OnProgress | None = None,
+    silence: float | None = None,
+) -> SaveReport:
+    from sandbox_kernel.workspace import persist
+
+    target = await aside(open_store) if store is None else store
+
+    def begin(name: str) -> Awaitable[SaveReport]:
+        return persist(
+            kernel,
+            target,
+            name,
+            notebook=workspace.notebook,
+            kernel=kernel_name,
+            progress=progress,
+            stalled_after=silence,
+        )
+
+    try:
+        return await _settled(begin, target, workspace, kernel.handle.name, log)
+    except SandboxError as error:
+        await aside(_note_failure, target, workspace, kernel.handle, error)
+        raise
+
+
+async def _settled(
+    begin: Callable[[str], Awaitable[SaveReport]],
+    store: Store,
+    workspace: KernelWorkspace,
+    sandbox: str,
+    log: Log,
+) -> SaveReport:
+    """Save under the present name of a workspace, which may have been renamed, even meanwhile."""
+    from sandbox_kernel.workspace import notebook_identity
+
+    name = await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
+    report = await begin(name)
+    settled = await aside(notebook_identity.settle, store, report.save, workspace.id)
+    log.info("%s, from sandbox %s", report, sandbox)
+    return replace(report, save=settled)
+
+
+def _note_failure(
+    store: Store, workspace: KernelWorkspace, handle: SandboxHandle, error: SandboxError
+) -> None:
+    if isinstance(error, StoreError):
+        return  # noting it in the same store would fail, too, and take as long
+    with contextlib.suppress(StoreError):
+        store.note_failure(workspace.name, handle.backend, handle.name, error)
+
+
+def _mirror(workspace: KernelWorkspace, log: Log) -> list[str]:
+    """Write the latest save back to the folder. The problems: none of them undoes the save."""
+    if not (workspace.mirror and workspace.folder):
+        return []
+    from sandbox_kernel.workspace import export
+
+    try:
+        written = export(
+            open_store(),
+            workspace.name,
+            workspace.folder,
+            delete=workspace.mirror_delete,
+            mirror=True,
+            notebook=workspace.notebook,
+        )
+    except (SandboxError, OSError) as error:
+        problem = f"The files are saved, but were not written to {workspace.folder}: {error}"
+        log.error("Workspace %s: %s", workspace.name, problem)
+        return [problem]
+    if written.trash:
+        log.info(
+            "Workspace %s: replaced and deleted files of %s are in %s",
+            *(workspace.name, workspace.folder, written.trash),
+        )
+    if written.skipped:
+        log.warning(
+            "%d files of workspace %s were not written to %s: %s",
+            *(len(written.skipped), workspace.name, workspace.folder),
+            ", ".join(written.skipped[:20]),
+        )
+    return [f"not written to {workspace.folder}: {line}" for line in written.skipped]
+
+
+async def last_save(
+    kernel: SandboxedKernel,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    *,
+    limit: float | None = None,
+    store: Store | None = None,
+) -> str:
+    """The last save before the sandbox is paused, left or removed: the reason, also logged, if it
+    failed; empty if the files are saved. On any loop.
+
+    It fails when the sandbox has been silent for ``SILENCE`` seconds, or when there was no progress
+    for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
+    """
+    failure, limit = kernel.tunnel.failure, limit or LAST_SAVE_TIMEOUT
+
+    def begin(progress: OnProgress) -> Awaitable[SaveReport]:
+        if failure is not None:
+            return save_stopped(
+                kernel.handle, failure, workspace, kernel_name, log, store, progress
+            )
+        silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
+        return _persist(
+            kernel, workspace, kernel_name, log, store=store, progress=progress, silence=silence
+        )
+
+    try:
+        report = await while_progressing(begin, workspace.name, kernel.handle.name, log, limit)
+    except (SandboxError, OSError) as error:
+        log.error("Workspace %s was not saved: %s", workspace.name, error)
+        return str(error)
+    except Exception as error:  # whatever it is, the only copy must be kept
+        log.error("Workspace %s was not saved: %r", workspace.name, error, exc_info=error)
+        return f"{type(error).__name__}: {error}"
+    workspace = replace(workspace, name=report.save.workspace)
+    try:
+        async with asyncio.timeout(LAST_SAVE_TIMEOUT):
+            await asyncio.to_thread(_mirror, workspace, log)
+    except TimeoutError:
+        log.error(
+            "Workspace %s is saved, but was not written to %s within %g s",
+            *(workspace.name, workspace.folder, LAST_SAVE_TIMEOUT),
+        )
+    return ""
+
+
+async def while_progressing(
+    begin: Callable[[OnProgress], Awaitable[SaveReport]],
+    workspace: str,
+    sandbox: str,
+    log: Log,
+    limit: float | None = None,
+) -> SaveReport:
+    """Run a save for as long as it makes progress. SandboxTimeout if there was none for ``limit``
+    seconds (``LAST_SAVE_TIMEOUT``). On any loop."""
+    limit = limit or LAST_SAVE_TIMEOUT
+    reached = {"files": 0, "scanned": 0, "sent": 0}
+
+    def progress(value: Progress) -> None:
+        found = {"files": value.files, "scanned": value.bytes}
+        if value.phase != "scan":
+            found = {"sent": value.bytes}
+        reached.update({key: max(reached[key], count) for key, count in found.items()})
+
+    async def started() -> SaveReport:
+        return await begin(progress)
+
+    saving = asyncio.ensure_future(run(started()))
+    began = moved = logged = time.monotonic()
+    seen = dict(reached)
+    try:
+        while not (await asyncio.wait([saving], timeout=_LOOK))[0]:
+            now = time.monotonic()
+            if reached != seen:
+                seen, moved = dict(reached), now
+            if now - moved > limit:
+                raise SandboxTimeout(
+                    f"no progress for {limit:g} s ({seen['files']} files scanned, "
+                    f"{seen['sent'] / 1e6:.1f} MB sent); the store may be slow or not answer."
+                )
+            if now - logged > _LOG_EVERY:
+                logged = now
+                log.info(
+                    "Saving workspace %s of sandbox %s: %d files scanned, %.1f MB sent, %.0f s",
+                    *(workspace, sandbox, seen["files"], seen["sent"] / 1e6, now - began),
+                )
+    except BaseException:
+        saving.cancel()
+        await asyncio.wait([saving], timeout=_LOOK * 10)
+        raise
+    return saving.result()
+
+
+async def save_stopped(
+    handle: SandboxHandle,
+    why: SandboxError,
+    workspace: KernelWorkspace,
+    kernel_name: str,
+    log: Log,
+    store: Store | None = None,
+    progress: OnProgress = lambda progress: None,
+) -> SaveReport:
+    """Save the files of an ended sandbox, if this machine has them; else raise ``why`` the sandbox
+    cannot be asked. On the background loop."""
+    from sandbox_kernel.workspace import save_leftovers
+
+    left = await leftovers(handle)
+    if left is None:
+        raise why
+    target = await aside(open_store) if store is None else store
+    cancelled = threading.Event()
+
+    def begin(name: str) -> Awaitable[SaveReport]:
+        return aside(
+            save_leftovers,
+            target,
+            name,
+            left,
+            notebook=workspace.notebook,
+            kernel=kernel_name,
+            backend=handle.backend,
+            sandbox=handle.name,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    try:
+        return await _settled(begin, target, workspace, handle.name, log)
+    finally:
+        cancelled.set()
+
+
+async def leftovers(handle: SandboxHandle) -> Leftovers | None:
+    """The files of an ended sandbox on this machine; None if it runs, or left none."""
+    try:
+        async with asyncio.timeout(SILENCE):
+            info = await handle.info()
+    except (SandboxError, OSError, TimeoutError):
+        return None
+    return await asyncio.to_thread(files_on_host, info) if info.status == "stopped" else None
+
+
+def files_on_host(info: SandboxInfo) -> Leftovers | None:
+    """Where this machine has the files of a sandbox once it has ended; None if nowhere. Blocks."""
+    from sandbox_kernel.workspace import Leftovers
+
+    image, folder = info.detail.get("image"), info.detail.get("workspace")
+    if isinstance(image, dict):
+        return Leftovers(**image)
+    if isinstance(folder, str) and not folder.startswith("/proc/") and os.path.isdir(folder):
+        return Leftovers(folder)
+    return None

@@ -1,0 +1,294 @@
+"""Saves the files of a kernel with its notebook, and moves its workspace with the notebook.
+
+Listens to the events of the contents service. Jupyter Server runs listeners after a save, in their
+own tasks, so a notebook's save never waits for ours, and does not fail with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.utils import ApiPath, to_os_path
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, open_store
+from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.teardown import advice
+from sandbox_kernel.kernels import Log
+from sandbox_kernel.sandboxes.unsaved_files import Unsaved
+from sandbox_kernel.spec import NOTEBOOK
+from sandbox_kernel.workspace import Store, name_for_notebook, notebook_identity
+
+CONTENTS_EVENTS = "https://events.jupyter.org/jupyter_server/contents_service/v1"
+SAVE_EVENTS = "https://sandbox-kernel.example/events/workspace_save/v1"
+SCHEMA = Path(__file__).with_name("workspace_save.yaml")
+_MOST_PROBLEMS = 20
+_PATIENCE = 30.0
+"""Seconds to wait for a running save."""
+
+
+class Saver:
+    """Saves each kernel's files, one save at a time.
+
+    ``kernels`` returns the server's sandboxed kernels by id, each with the contents paths of its
+    sessions. ``changed`` is called when a kernel's workspace has changed. ``say`` shows a text in a
+    kernel's notebooks: that a save has failed, and that saves work again.
+    """
+
+    def __init__(
+        self,
+        events: Any,
+        root_dir: str,
+        kernels: Callable[[], Mapping[str, tuple[SandboxProvisioner, list[str]]]],
+        changed: Callable[[str], Awaitable[object]],
+        say: Callable[[str, str], object],
+        log: Log,
+    ) -> None:
+        self._events = events
+        self._root_dir = root_dir
+        self._kernels = kernels
+        self._changed = changed
+        self._say = say
+        self._log = log
+        self._saving: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._failing: set[str] = set()
+        """Kernels whose last save failed, as their notebooks say."""
+        self._moving = asyncio.Lock()
+        events.register_event_schema(SCHEMA)
+        events.add_listener(schema_id=CONTENTS_EVENTS, listener=self.on_contents)
+
+    async def on_contents(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        """The contents service has saved, moved, copied or deleted a file."""
+        action, path = data["action"], data["path"].strip("/")
+        source = data.get("source_path", "").strip("/")
+        if action == "save":
+            for kernel_id, (_, paths) in list(self._kernels().items()):
+                if path in paths:
+                    await self._look_for_save_as(kernel_id)
+                    self.save_soon(kernel_id)
+        elif action in ("rename", "copy", "delete"):
+            async with self._moving:
+                try:
+                    await self._moved(action, self._on_host(source), self._on_host(path))
+                except (SandboxError, OSError) as error:
+                    self._log.error("The workspace of %s was not updated: %s", path, error)
+
+    def save_soon(self, kernel_id: str) -> None:
+        """Start a save. Requests during a save become one more save."""
+        if kernel_id in self._saving:
+            self._again.add(kernel_id)
+            return
+        task = asyncio.ensure_future(self._save(kernel_id))
+        self._saving[kernel_id] = task
+        task.add_done_callback(lambda _: self._done(kernel_id))
+
+    def _done(self, kernel_id: str) -> None:
+        del self._saving[kernel_id]
+        if kernel_id in self._again:
+            self._again.discard(kernel_id)
+            self.save_soon(kernel_id)
+
+    async def finish(self) -> None:
+        """Before the last saves: wait for running saves, and cancel those that take too long."""
+        self._again.clear()
+        if self._saving:
+            _, late = await asyncio.wait(list(self._saving.values()), timeout=_PATIENCE)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    async def _save(self, kernel_id: str) -> None:
+        provisioner, _ = self._kernels().get(kernel_id, (None, []))
+        workspace = provisioner.saved_workspace if provisioner is not None else None
+        if provisioner is None or workspace is None or provisioner.at_rest:
+            return
+        event: dict[str, Any] = {
+            "kernel_id": kernel_id,
+            "workspace": workspace.name,
+            "notebook": workspace.notebook,
+        }
+        try:
+            await asyncio.to_thread(_note, workspace)
+            report = await provisioner.save(wake=False)
+        except Exception as error:  # noqa: BLE001  (the notebook says it, whatever it is)
+            known = isinstance(error, (SandboxError, OSError))
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self._log.error(
+                "Kernel %s: workspace %s was not saved: %s",
+                *(kernel_id, workspace.name, reason),
+                exc_info=None if known else error,
+            )
+            self._emit({**event, "status": "failed", "message": reason})
+            self._say_failed(kernel_id, reason)
+            return
+        event["workspace"] = report.save.workspace  # the notebook may have been renamed meanwhile
+        if kernel_id in self._failing:
+            self._failing.discard(kernel_id)
+            self._say(kernel_id, f"The files of this notebook's kernel are saved again ({report}).")
+        for problem in report.save.problems[:_MOST_PROBLEMS]:
+            self._log.warning("Workspace %s: %s", report.save.workspace, problem)
+        self._emit(
+            {
+                **event,
+                "status": "saved" if report.new else "unchanged",
+                "save": report.save.id,
+                "files": report.save.files,
+                "bytes": report.save.bytes,
+                "problems": list(report.problems[:_MOST_PROBLEMS]),
+                "message": str(report),
+            }
+        )
+
+    def tell_unsaved(self, kernel_id: str, unsaved: Unsaved) -> None:
+        """Emit an event: the last save of a kernel has failed, and its sandbox is kept."""
+        self._emit(
+            {
+                "kernel_id": kernel_id,
+                "workspace": unsaved.name,
+                "notebook": unsaved.notebook,
+                "status": "failed",
+                "message": advice(unsaved),
+            }
+        )
+
+    def _say_failed(self, kernel_id: str, reason: str) -> None:
+        """Once, until a save succeeds: JupyterLab saves notebooks every two minutes."""
+        if kernel_id in self._failing:
+            return
+        self._failing.add(kernel_id)
+        self._say(
+            kernel_id,
+            f"The notebook was saved, but not the files that its cells wrote: {reason}\n"
+            f"They are still in the sandbox. Saving the notebook tries again; `sandbox-kernel "
+            f"workspace log` lists the saves.",
+        )
+
+    def _emit(self, data: dict[str, Any]) -> None:
+        self._events.emit(schema_id=SAVE_EVENTS, data=data)
+
+    # --- notebooks that move
+
+    async def _moved(self, action: str, source: str, target: str) -> None:
+        subject = source or target
+        running = [self._saving[i] for i, _ in self._running(subject) if i in self._saving]
+        if running:
+            # Let the save under the old name end first.
+            _, late = await asyncio.wait(running, timeout=_PATIENCE)
+            if late:
+                self._log.warning("%s is moved during a save of its files", subject)
+        store = await asyncio.to_thread(open_store)
+        known = await asyncio.to_thread(_notebooks_at, store, subject)
+        open_ = [p.saved_workspace.notebook for _, p in self._running(subject) if p.saved_workspace]
+        for notebook in dict.fromkeys([*known, *open_]):
+            name = name_for_notebook(notebook)
+            if action == "delete":
+                if await asyncio.to_thread(store.retire, name):
+                    self._log.info("Workspace %s is kept until gc: %s was deleted", name, notebook)
+                continue
+            moved = target + notebook[len(subject) :]
+            follow = notebook_identity.move if action == "rename" else notebook_identity.copy
+            self._warn(
+                await asyncio.to_thread(follow, store, name, name_for_notebook(moved), moved)
+            )
+        if action == "rename":
+            for kernel_id, provisioner in self._running(source):
+                await self._follow(kernel_id, provisioner, source, target)
+
+    async def _look_for_save_as(self, kernel_id: str) -> None:
+        """ "Save as" gives the kernel to a new notebook: the path of its session changes without
+        an event. Copy the workspace for the new notebook; the old one keeps its own."""
+        if not self._given_to(kernel_id):
+            return
+        async with self._moving:  # a rename has an event, which is handled first
+            notebook = self._given_to(kernel_id)
+            if not notebook:
+                return
+            provisioner, _ = self._kernels()[kernel_id]
+            workspace = provisioner.saved_workspace
+            assert workspace is not None
+            try:
+                id_, changes = await asyncio.to_thread(_copy_for, workspace.name, notebook)
+            except (SandboxError, OSError) as error:
+                self._log.error("The workspace of %s was not updated: %s", notebook, error)
+                return
+            self._warn(changes)
+            source = workspace.notebook
+            provisioner.saved_workspace = replace(workspace, id=id_)
+            await self._follow(kernel_id, provisioner, source, notebook)
+
+    def _given_to(self, kernel_id: str) -> str:
+        """The new notebook of a kernel that its own notebook has lost; empty if there is none."""
+        provisioner, paths = self._kernels().get(kernel_id, (None, []))
+        workspace = provisioner.saved_workspace if provisioner is not None else None
+        if workspace is None or workspace.named or not workspace.notebook:
+            return ""
+        notebooks = [self._on_host(path) for path in paths if path.endswith(NOTEBOOK)]
+        return notebooks[-1] if notebooks and workspace.notebook not in notebooks else ""
+
+    def _running(self, subject: str) -> list[tuple[str, SandboxProvisioner]]:
+        """Kernels of this notebook, or of notebooks in this folder."""
+        return [
+            (kernel_id, provisioner)
+            for kernel_id, (provisioner, _) in self._kernels().items()
+            if provisioner.saved_workspace is not None
+            and _is_at(provisioner.saved_workspace.notebook, subject)
+        ]
+
+    async def _follow(
+        self, kernel_id: str, provisioner: SandboxProvisioner, source: str, target: str
+    ) -> None:
+        workspace = provisioner.saved_workspace
+        assert workspace is not None
+        notebook = target + workspace.notebook[len(source) :]
+        provisioner.saved_workspace = replace(
+            workspace,
+            name=workspace.name if workspace.named else name_for_notebook(notebook),
+            notebook=notebook,
+            folder=os.path.dirname(notebook),
+        )
+        await provisioner.note_files(notebook)
+        await self._changed(kernel_id)
+
+    def _warn(self, changes: Sequence[str]) -> None:
+        for line in changes:
+            self._log.warning("%s.", line)
+
+    def _on_host(self, path: str) -> str:
+        return os.path.abspath(to_os_path(ApiPath(path), self._root_dir)) if path else ""
+
+
+def _note(workspace: KernelWorkspace) -> None:
+    """Update the store's record of a saved notebook."""
+    store = open_store()
+    name = notebook_identity.place_of(store, workspace.name, workspace.id)
+    notebook_identity.note(store, name, workspace.id, workspace.notebook)
+
+
+def _copy_for(name: str, notebook: str) -> tuple[str, list[str]]:
+    """Start a notebook's workspace with the latest save of another, unless it has saves: its id,
+    and messages about what changed."""
+    store = open_store()
+    new = name_for_notebook(notebook)
+    id_, changes = notebook_identity.claim(store, new, notebook)
+    if not store.ids(new):
+        store.copy(name, new, notebook)
+    return id_, changes
+
+
+def _is_at(notebook: str, subject: str) -> bool:
+    return notebook == subject or notebook.startswith(subject + os.sep)
+
+
+def _notebooks_at(store: Store, subject: str) -> list[str]:
+    """The notebook itself; of a folder, the notebooks below it that have a workspace."""
+    if subject.endswith(NOTEBOOK):
+        return [subject]
+    latest = [store.latest(name) for name in store.names()]
+    return [s.notebook for s in latest if s is not None and _is_at(s.notebook, subject)]

@@ -1,0 +1,73 @@
+"""Constants and capabilities of the backend, for the broker and its clients. Imports no SDK."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version as _version
+from pathlib import Path
+
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.recording_client import RecordedHandle
+
+BACKEND = "boxlite"
+SNAPSHOTS = "boxlite-snapshots"
+"""Where the records of snapshots are kept, apart from those of sandboxes."""
+WORKDIR = "/workspace"
+PYTHON = "python3"
+_MAX_SOCKET_PATH = 107
+
+CAPABILITIES = Capabilities(
+    image=True,
+    memory_mib=True,
+    cpus=True,
+    disk_mib=True,
+    byte_exact_streams=True,
+    reattach=True,
+    restart=True,
+    snapshot=True,
+    notes={
+        "processes": "A VM bounds its memory, not its processes; set memory_mib.",
+        "open_files": "A VM bounds its memory, not its open files; set memory_mib.",
+        "volume": "A box's files live on its own disk; keep the sandbox, or copy files out.",
+        "readable": "Nothing of the host is shown to a box; put the files into the image.",
+        "python": "A box runs the Python of its image; choose the image.",
+        "secrets": "A box has no network on which a secret could be used; pass what the code may "
+        "know in env.",
+        "egress": "BoxLite's list of allowed hosts could not be shown to hold, so a box has no "
+        "network; leave it empty.",
+    },
+)
+
+
+class BoxHandle(RecordedHandle):
+    """A box's handle, in the broker and in the processes that use it."""
+
+    backend = BACKEND
+    workdir = WORKDIR
+    python = PYTHON
+    holds_lease = True
+
+
+def version() -> str:
+    """The SDK's version."""
+    return _version("boxlite")
+
+
+def home() -> Path:
+    """The runtime's folder: BOXLITE_HOME, else one of our own, so that the user's own use of
+    BoxLite does not get in the way."""
+    override = os.environ.get("BOXLITE_HOME")
+    found = Path(override).absolute() if override else private_dir(data_dir() / "boxlite")
+    # A box's sockets lie below it, and a Unix socket's path has at most 107 bytes.
+    if len(os.fsencode(found)) + len("/boxes/123456789012/sockets/ready.sock") > _MAX_SOCKET_PATH:
+        raise SandboxUnavailable(
+            f"The path {found} is too long for BoxLite's sockets. Set BOXLITE_HOME to a shorter "
+            f"one."
+        )
+    return found
+
+
+def remote() -> bool:
+    return bool(os.environ.get("BOXLITE_REST_URL"))

@@ -1,0 +1,90 @@
+"""Capabilities: what a backend can do and enforce, and the refusal of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.settings import settings_of
+from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
+from sandbox_kernel.suggestions import check_keys
+
+ENFORCED = tuple(
+    setting.name for setting in settings_of(SandboxSpec).values() if setting.capability
+)
+"""The settings that a backend must enforce or refuse."""
+
+
+@dataclass(frozen=True, init=False)
+class Capabilities:
+    """What a backend can do: ``Capabilities(memory_mib=True, pause=True)``.
+
+    Each setting of SandboxSpec that needs a capability is an argument and an attribute, too.
+    ``check`` turns a missing one into SpecRefused. ``egress`` alone means rules that allow single
+    hosts by name; ``egress_parts`` says what else is enforced.
+    """
+
+    enforced: frozenset[str] = frozenset()
+    """Names of the settings that it enforces."""
+    egress_parts: frozenset[str] = frozenset()
+    """Which of ``sandbox_kernel.egress.PARTS`` are enforced as well."""
+    hosted: bool = False
+    """It runs elsewhere and costs money: it is never replaced unless the user asks for that."""
+    byte_exact_streams: bool = False
+    reattach: bool = False
+    pause: bool = False
+    """``pause`` freezes the sandbox with its memory; ``resume`` lets it continue."""
+    restart: bool = False
+    """``resume`` starts a stopped sandbox again, with its files."""
+    snapshot: bool = False
+    """``snapshot`` keeps the files; with ``memory``, the running processes, too."""
+    memory: bool = False
+    fork: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Field name (``egress.ports`` for a rule's) -> why it is refused and what to do instead."""
+
+    def __init__(self, **given: Any) -> None:
+        abilities = {key: value for key, value in given.items() if key not in ENFORCED}
+        check_keys(abilities, {*self.__dataclass_fields__, *ENFORCED}, "Capabilities")
+        enforced = given.get("enforced", frozenset()) | {k for k in ENFORCED if given.get(k)}
+        self.__dict__.update({"notes": {}, **abilities, "enforced": enforced})
+
+    def __getattr__(self, name: str) -> bool:
+        if name not in ENFORCED:
+            raise AttributeError(name)
+        return name in self.enforced
+
+    def check(self, spec: SandboxSpec, backend: str) -> None:
+        """Refuse a spec that asks for more than this backend enforces (invariant: no silent
+        downgrade). ``create`` calls it before anything exists."""
+        for name in ENFORCED:
+            value = getattr(spec, name)
+            if value and name not in self.enforced:
+                shown = value.to_json() if hasattr(value, "to_json") else value
+                raise self._refused(spec, backend, f"{name}={shown!r}", name)
+        if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
+            field_name = beyond.partition("=")[0].partition(".")[2]
+            raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+
+    def check_kernel(self, configuration: KernelConfiguration, backend: str) -> None:
+        """The same for the settings of a kernel, such as those that pause its sandbox."""
+        for one in settings_of(KernelConfiguration).values():
+            needed = one.capability and getattr(configuration, one.name)
+            if needed and not getattr(self, one.capability):
+                raise SpecRefused(
+                    f"The kernel was not started: the backend {backend!r} cannot {one.capability} "
+                    f"a sandbox, so {one.name} must be left out."
+                )
+
+    def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
+        why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
+        return refusal(spec.name, backend, what, why)
+
+
+def refusal(sandbox: str, backend: str, what: str, why: str) -> SpecRefused:
+    """The error for a setting that a backend cannot enforce; ``why`` also says what to do."""
+    return SpecRefused(
+        f"Sandbox {sandbox!r} was not created: the backend {backend!r} cannot enforce {what}. {why}"
+    )

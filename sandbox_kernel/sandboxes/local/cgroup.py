@@ -1,0 +1,292 @@
+"""Cgroups of a jail, of version 2 or 1: making them where this process may, and reading them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+NO_CGROUP = "SANDBOX_KERNEL_NO_CGROUP"
+"""Environment variable: set to 1, no cgroup is used even where one could be."""
+CPU_PERIOD_US = 100_000
+IO_WEIGHT = 50
+"""A sandbox's share of the disk's time when others want it, too. Everybody else has 100."""
+_PREFIX = "sandbox-kernel-"
+_REMOVE_TIMEOUT = 3.0
+_SWEEP_AGE = 60.0
+_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+class Wanted(Protocol):
+    """The limits to enforce (``limits.Limits``)."""
+
+    @property
+    def memory(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def cpus(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A cgroup of one jail, or several with the old version: one in each controller's tree."""
+
+    version: int
+    folders: dict[str, str]
+    """Controller (memory, pids, cpu) -> folder. A controller that is not there is not in force."""
+
+    @classmethod
+    def create(cls, sandbox_id: str, limits: Wanted) -> Cgroup | None:
+        """Make one by trying; None where this process may not."""
+        if not cgroups_allowed():
+            return None
+        return _create_v2(sandbox_id, limits) or _create_v1(sandbox_id, limits)
+
+    def add(self, pid: int) -> bool:
+        """Put a process into it. False if that is not allowed; then the cgroup is gone again."""
+        try:
+            for folder in set(self.folders.values()):
+                _write(folder, "cgroup.procs", pid)
+        except OSError:
+            self.remove()
+            return False
+        return True
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel killed at the memory limit. 0 once the cgroup is gone."""
+        folder = self.folders.get("memory")
+        if folder is None:
+            return 0
+        file = "memory.events" if self.version == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(folder, file).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        return 0
+
+    def peak_memory(self) -> int:
+        """Bytes that its processes used at most, together. 0 where that is not counted."""
+        folder = self.folders.get("memory")
+        file = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        if folder is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(Path(folder, file).read_text())
+        return 0
+
+    def remove(self) -> bool:
+        """Delete it; its processes must have ended. False if it is still busy after a while."""
+        deadline = time.monotonic() + _REMOVE_TIMEOUT
+        left = set(self.folders.values())
+        while left:
+            left = {folder for folder in left if not _rmdir(folder)}
+            if left and time.monotonic() > deadline:
+                return False
+            if left:
+                time.sleep(0.01)
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": self.version, "folders": self.folders}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any] | None) -> Cgroup | None:
+        return cls(values["version"], dict(values["folders"])) if values else None
+
+
+def cgroups_allowed() -> bool:
+    return os.environ.get(NO_CGROUP, "") in ("", "0")
+
+
+def own_unified_path() -> str:
+    """The cgroup of version 2 that this process is in."""
+    return _memberships().get("", "/")
+
+
+def unified_folder(path: str) -> Path | None:
+    """Where a cgroup of version 2 is seen here, by its path in /proc/<pid>/cgroup."""
+    for point, root, _ in _mounts("cgroup2"):
+        folder = _own_folder(point, root, path)
+        if folder is not None:
+            return folder
+    return None
+
+
+def sweep_cgroups(known: set[str]) -> None:
+    """Delete empty cgroups of sandboxes that are none of ``known`` (ids): their process died
+    before it could. Young ones stay, because another process may be about to use them."""
+    for parent in {*_v2_parents(), *(folder for _, folder in _v1_parents())}:
+        with contextlib.suppress(OSError):
+            for folder in parent.glob(f"{_PREFIX}*"):
+                if folder.name.removeprefix(_PREFIX) in known:
+                    continue
+                with contextlib.suppress(OSError):
+                    if time.time() - folder.stat().st_mtime > _SWEEP_AGE:
+                        _rmdir(str(folder))
+
+
+def _create_v2(sandbox_id: str, limits: Wanted) -> Cgroup | None:
+    for parent in _v2_parents():
+        folder = parent / f"{_PREFIX}{sandbox_id}"
+        try:
+            enabled = _enable_v2(parent)
+            if not {"memory", "pids"} & set(enabled):
+                continue
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if "memory" in enabled:
+                _write(folder, "memory.max", limits.memory)
+                with contextlib.suppress(OSError):  # no swap accounting
+                    _write(folder, "memory.swap.max", 0)
+            if "pids" in enabled:
+                _write(folder, "pids.max", limits.processes)
+            if "cpu" in enabled and limits.cpus:
+                _write(folder, "cpu.max", f"{_quota(limits.cpus)} {CPU_PERIOD_US}")
+            # memory.oom.group stays off: it would end the agent with the process that is too big.
+            with contextlib.suppress(OSError):  # no io controller, or no scheduler that weighs
+                _write(folder, "io.weight", IO_WEIGHT)
+        except OSError:
+            _rmdir(str(folder))
+            continue
+        return Cgroup(2, dict.fromkeys(enabled, str(folder)))
+    return None
+
+
+def _enable_v2(parent: Path) -> list[str]:
+    """The controllers that a new cgroup below ``parent`` has, after turning on what can be."""
+    available = (parent / "cgroup.controllers").read_text().split()
+    for name in (*_CONTROLLERS, "io"):
+        if name in available:
+            # Busy while the parent itself has processes: then it stays off.
+            with contextlib.suppress(OSError):
+                _write(parent, "cgroup.subtree_control", f"+{name}")
+    enabled = (parent / "cgroup.subtree_control").read_text().split()
+    return [name for name in _CONTROLLERS if name in enabled]
+
+
+def _create_v1(sandbox_id: str, limits: Wanted) -> Cgroup | None:
+    folders = {}
+    for name, parent in _v1_parents():
+        folder = parent / f"{_PREFIX}{sandbox_id}"
+        if name == "cpu" and not limits.cpus:
+            continue
+        try:
+            folder.mkdir(exist_ok=True)  # two controllers may share a tree
+        except OSError:
+            continue
+        try:
+            if name == "memory":
+                _write(folder, "memory.limit_in_bytes", limits.memory)
+                with contextlib.suppress(OSError):  # no swap accounting
+                    _write(folder, "memory.memsw.limit_in_bytes", limits.memory)
+            elif name == "pids":
+                _write(folder, "pids.max", limits.processes)
+            elif limits.cpus:
+                _write(folder, "cpu.cfs_period_us", CPU_PERIOD_US)
+                _write(folder, "cpu.cfs_quota_us", _quota(limits.cpus))
+        except OSError:
+            _rmdir(str(folder))
+            continue
+        folders[name] = str(folder)
+    return Cgroup(1, folders) if folders else None
+
+
+def _quota(cpus: float) -> int:
+    return max(1000, int(cpus * CPU_PERIOD_US))
+
+
+def _v2_parents() -> Iterator[Path]:
+    """Where a cgroup could be made: next to our own first, because one that holds processes, as
+    ours does, can have no children with limits."""
+    for point, root, _ in _mounts("cgroup2"):
+        own = _own_folder(point, root, own_unified_path())
+        if own is not None:
+            if own != point:
+                yield own.parent
+            yield own
+
+
+def _v1_parents() -> Iterator[tuple[str, Path]]:
+    memberships = _memberships()
+    for point, root, options in _mounts("cgroup"):
+        for name in _CONTROLLERS:
+            if name in options and name in memberships:
+                own = _own_folder(point, root, memberships[name])
+                if own is not None:
+                    yield name, own
+
+
+def _own_folder(point: Path, root: str, path: str) -> Path | None:
+    """The folder of a cgroup path below a mount that shows the tree from ``root`` on."""
+    if root != "/":
+        if path != root and not path.startswith(f"{root}/"):
+            return None
+        path = path[len(root) :]
+    folder = point / path.lstrip("/")
+    return folder if folder.is_dir() else None
+
+
+def _memberships() -> dict[str, str]:
+    """Controller -> cgroup path of this process; the empty name stands for version 2."""
+    found = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        found.update(dict.fromkeys(names.split(","), path))
+    return found
+
+
+def _mounts(kind: str) -> list[tuple[Path, str, list[str]]]:
+    """(mount point, root, options) of the mounts of a file system type."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        tail = rest.split()
+        if tail and tail[0] == kind:
+            head = fields.split()
+            found.append((Path(head[4]), head[3], tail[-1].split(",")))
+    return found
+
+
+def _write(folder: str | Path, file: str, value: int | str) -> None:
+    # Unbuffered, so that a refusal is seen here; never makes a file.
+    fd = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _rmdir(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def memory_here() -> int:
+    """What this machine has, or the container that this process is in."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    memberships = _memberships()
+    for kind, name, file in (
+        ("cgroup2", "", "memory.max"),
+        ("cgroup", "memory", "memory.limit_in_bytes"),
+    ):
+        for point, root, options in _mounts(kind):
+            if name not in (*options, "") or name not in memberships:
+                continue
+            folder = _own_folder(point, root, memberships[name])
+            while folder is not None and folder.is_relative_to(point):
+                with contextlib.suppress(OSError, ValueError):
+                    sizes.append(int((folder / file).read_text()))
+                folder = folder.parent
+    return min(sizes)

@@ -1,0 +1,204 @@
+"""LocalHandle: one jail, for whoever has its record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sandbox_kernel import host_identity
+from sandbox_kernel.errors import SandboxGone, SandboxTimeout
+from sandbox_kernel.guest.commands.process_one import STOP_GRACE
+from sandbox_kernel.host_processes import reap
+from sandbox_kernel.records import Record
+from sandbox_kernel.sandboxes import creation_marker
+from sandbox_kernel.sandboxes.channel import Hangup
+from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.controlled_stream import START_TIMEOUT, check_started
+from sandbox_kernel.sandboxes.local import doctor, jail_state
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
+from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
+from sandbox_kernel.sandboxes.local.jail_request import open_request
+from sandbox_kernel.sandboxes.local.jail_start import (
+    AGENT_FOLDER,
+    WORKSPACE,
+    command_fields,
+    guest_command,
+)
+from sandbox_kernel.sandboxes.local.limits import MIB
+from sandbox_kernel.sandboxes.local.stream import LocalStream, open_stream
+from sandbox_kernel.sandboxes.local.usage import measure
+from sandbox_kernel.sandboxes.recording_client import RecordedHandle
+from sandbox_kernel.sandboxes.results import SandboxInfo, Usage
+from sandbox_kernel.sandboxes.untrusted_files import read_tail
+from sandbox_kernel.untrusted_text import last_lines
+
+_log = logging.getLogger(__name__)
+
+_INFO_TIMEOUT = 5.0
+
+
+class LocalHandle(RecordedHandle):
+    """One jail, running or ended."""
+
+    backend = "local"
+    agent_folder = AGENT_FOLDER
+    workdir = WORKSPACE
+    holds_lease = True
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self._folders = JailFolders.from_json(record.data["folders"])
+        self.weaknesses = doctor.weaknesses(record.data.get("limits", {}))
+
+    # --- commands
+
+    async def open_command(self, command: Command) -> LocalStream:
+        creation_marker.check_here(self._record)
+        return await open_stream(
+            self._folders.runtime,
+            command,
+            command_fields(command),
+            sandbox=self.name,
+            why_gone=self._why_gone,
+        )
+
+    async def spawn_command(self, command: Command) -> None:
+        """As the surface says. The end of a ``main`` command is the end of the jail."""
+        message = {"kind": "spawn", **command_fields(command), "main": command.main}
+        check_started(await self._ask(message, START_TIMEOUT), command, self.name)
+
+    def guest_argv(self, *arguments: str) -> Sequence[str]:
+        return [*guest_command(self._record.data["python"]["base"], "__main__"), *arguments]
+
+    def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
+        python = self._record.data["python"]
+        if argv and _same_interpreter(argv[0], python["host"]):
+            return [python["overlay"], *argv[1:]]
+        return argv
+
+    async def install_guest(self, zipapp: bytes) -> None:
+        """Nothing to do: the jail sees the guest program where it is installed."""
+
+    # --- its life
+
+    async def stop(self) -> None:
+        try:
+            await self._ask({"kind": "stop"}, STOP_GRACE)
+        except SandboxGone:
+            return
+        except SandboxTimeout:
+            await self.kill()
+            return
+        init = jail_state.process(self._record, "init")
+        if init and not await asyncio.to_thread(init.wait, STOP_GRACE + _INFO_TIMEOUT):
+            await self.kill()
+        reap()
+
+    async def kill(self) -> None:
+        creation_marker.check_here(self._record)
+        init = jail_state.process(self._record, "init")
+        if init is None or not init.alive:
+            return
+        try:
+            self._folders.ended.write_text("it was killed")
+        except OSError as error:  # its disk is full, or another process has removed it
+            _log.debug("sandbox %s: cannot note why it ended: %s", self.name, error)
+        await asyncio.to_thread(jail_state.kill, self._record)
+
+    async def set_lease(self, seconds: float) -> bool:
+        return "lease" in await self._ask({"kind": "lease", "seconds": seconds}, _INFO_TIMEOUT)
+
+    async def clear(self) -> bool:
+        return bool((await self._ask({"kind": "clear"}, _INFO_TIMEOUT)).get("cleared"))
+
+    # --- its state
+
+    async def logs(self, *, tail: int | None = None) -> str:
+        return last_lines(await asyncio.to_thread(read_tail, self._folders.log), tail)
+
+    async def usage(self) -> Usage | None:
+        init = jail_state.process(self._record, "init")
+        if init is None or not init.alive:
+            return None
+        return await asyncio.to_thread(measure, init.pid, self._cgroup)
+
+    async def info(self) -> SandboxInfo:
+        own_disk = bool(self._record.data.get("own_disk"))
+        detail: dict[str, Any] = {"workspace": str(self._folders.workspace)}
+        if self._record.where == "elsewhere":
+            detail["place"] = host_identity.in_words(self._record.place)
+            return self._info("running", detail=detail)  # as far as this host can know
+        if own_disk:
+            detail["image"] = {
+                "image": str(self._folders.image),
+                "mount": str(self._folders.disk),
+                "folder": str(self._folders.workspace),
+            }
+        init = jail_state.process(self._record, "init")
+        status = "running"
+        state: dict[str, Any] = {}
+        try:
+            state = await self._ask({"kind": "info"}, _INFO_TIMEOUT)
+            detail["pid"] = init.pid if init else None
+            if own_disk and init:
+                detail["workspace"] = f"/proc/{init.pid}/root{WORKSPACE}"
+            detail["processes"] = jail_state.number(state.get("processes"))
+            detail["memory_mib"] = jail_state.number(state.get("memory")) // MIB
+            detail["attached"] = jail_state.number(state.get("attached"))
+        except SandboxTimeout as error:
+            detail["problem"] = str(error)
+        except SandboxGone:
+            if init is not None:
+                # It hangs up a moment before the last of its processes has ended.
+                await asyncio.to_thread(init.wait, _INFO_TIMEOUT)
+            state = jail_state.saved_state(self._folders)
+            status = "stopped" if self._folders.base.exists() else "gone"
+            if own_disk:
+                detail["workspace"] = f"{self._folders.image} (a file system, in /workspace)"
+            detail["reason"] = jail_state.why_ended(self._record)
+        cgroup = self._cgroup
+        oom_kills = cgroup.oom_kills() if cgroup else 0
+        if cgroup is not None and (peak := cgroup.peak_memory()):
+            detail["peak_memory_mib"] = peak // MIB
+        memory_limit = self._record.data.get("limits", {}).get("memory_mib", "?")
+        return self._info(
+            status,
+            oom_kills=oom_kills + jail_state.memory_kills(state),
+            last_kill=jail_state.last_kill(state, oom_kills, memory_limit),
+            killed=jail_state.killed(state),
+            detail=detail,
+        )
+
+    @property
+    def _cgroup(self) -> Cgroup | None:
+        return Cgroup.from_json(self._record.data.get("cgroup"))
+
+    async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        creation_marker.check_here(self._record)
+        try:
+            request, answer = await open_request(self._folders.runtime, message, timeout=timeout)
+        except Hangup:
+            raise SandboxGone(self._why_gone()) from None
+        request.close()
+        return answer
+
+    def _why_gone(self) -> str:
+        return (
+            f"Sandbox {self.name!r} has ended: {jail_state.why_ended(self._record)}. Its log: "
+            f"`sandbox-kernel logs {self.name}`. Create a new one to go on."
+        )
+
+
+def _same_interpreter(path: str, host: str) -> bool:
+    """Whether a path names the same interpreter of the same environment: a virtual environment
+    is known by the folder that the interpreter is called from."""
+    if path == host:
+        return True
+    return (
+        os.path.isabs(path)
+        and os.path.realpath(path) == os.path.realpath(host)
+        and os.path.realpath(os.path.dirname(path)) == os.path.realpath(os.path.dirname(host))
+    )

@@ -1,0 +1,203 @@
+"""What must stay hidden of the folders that a jail is shown.
+
+Folders are shown for the programs and packages in them. A Python environment holds settings as
+well, with passwords at times, and an environment or a source folder may be a project's folder,
+with its ``.env`` and ``.git``. ``exposes`` says which folders are never shown, ``covers`` what is
+covered in those that are, and ``shown_with`` how little of a folder a program needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import pwd
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.paths import data_dir, runtime_dir
+from sandbox_kernel.sandboxes.local.mounts import Cover, Mount
+
+SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32")
+STORES = ("/nix/store", "/gnu/store")
+SETTINGS = {
+    "libraries": "ld.so.cache ld.so.conf ld.so.conf.d alternatives",
+    "certificates": "ssl/certs ssl/openssl.cnf ssl/cert.pem ca-certificates ca-certificates.conf "
+    "crypto-policies pki/ca-trust pki/java pki/tls/cert.pem pki/tls/certs pki/tls/openssl.cnf",
+    "locale": "localtime timezone locale.alias locale.conf",
+    "names": "nsswitch.conf host.conf gai.conf protocols services rpc networks mime.types magic*",
+    "system": "debian_version *-release terminfo inputrc",
+    "documents": "fonts papersize paperspecs texmf ghostscript groff xml sgml ImageMagick-*",
+    "languages": "python3* perl java-* R octave* julia",
+    "hardware": "OpenCL vulkan glvnd openmpi*",
+}
+"""Of a folder ``etc``, what programs need and what holds no secrets: no accounts, no keys, no names
+of this host, and no pip.conf or the like, whose URLs may hold passwords."""
+
+_IN_ENVIRONMENTS = (
+    *("pip.conf", "pip.ini", "condarc", "conda-meta/state", "envs"),
+    *("share/jupyter/runtime", "share/jupyter/lab/settings"),
+)
+_PROGRAM_FOLDERS = ("bin", "sbin")
+# What an installation by ``./configure --prefix`` or an unpacked release consists of.
+_OF_A_RELEASE = (
+    *("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include", "etc", "man", "doc"),
+    *("docs", "LICENSE*", "README*", "COPYING*", "COPYRIGHT*", "NOTICE*", "VERSION*", "NEWS*"),
+    *("CHANGE*", "AUTHORS*", "THIRDPARTY*", "release"),
+)
+
+
+def contains(folder: str, path: str) -> bool:
+    """Whether ``path`` is ``folder`` or lies in it. Both are absolute and without links."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def exposes(path: str) -> str | None:
+    """What must stay hidden and lies in (or is) ``path``, in words; None if there is nothing."""
+    home = os.path.expanduser("~")
+    hidden = {
+        "/": "the whole system",
+        "/etc": "the system's settings",
+        "/var": "the system's data",
+        "/run": "the system's sockets",
+        "/proc": "/proc",
+        "/sys": "/sys",
+        "/dev": "/dev",
+        "/tmp": "the system's temporary files",  # noqa: S108
+        "/var/tmp": "the system's temporary files",  # noqa: S108
+        tempfile.gettempdir(): "the system's temporary files",
+        home: "the home folder",
+        os.environ.get("XDG_DATA_HOME") or f"{home}/.local/share": "the data of programs",
+        os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config": "the settings of programs",
+        str(data_dir()): "the sandboxes' own data (SANDBOX_KERNEL_DATA_DIR)",
+        str(runtime_dir()): "the sandboxes' own sockets (SANDBOX_KERNEL_RUNTIME_DIR)",
+    }
+    with contextlib.suppress(KeyError):  # a user without an entry has only $HOME
+        hidden[pwd.getpwuid(os.getuid()).pw_dir] = "the home folder"
+    real = os.path.realpath(path)
+    for secret, words in hidden.items():
+        if contains(real, os.path.realpath(secret)):
+            return words
+    return "a home folder" if os.path.dirname(real) == "/home" else None
+
+
+def is_environment(folder: str) -> bool:
+    """Whether this is the folder of a Python or conda environment."""
+    marks = ("pyvenv.cfg", "conda-meta")
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in marks)
+
+
+def shown_with(program: str) -> tuple[str, ...]:
+    """What the jail must see for a program at this path that the system's folders do not hold.
+
+    Its environment, or the release that it belongs to; if it is in neither, the program's file
+    alone. SpecError if that is an environment which cannot be shown.
+    """
+    found: dict[str, None] = {}
+    if os.path.isfile(program):
+        for path in (program, os.path.realpath(program)):
+            system = (*(f"/{name}" for name in SYSTEM_FOLDERS), *STORES)
+            if not any(contains(folder, path) for folder in system):
+                found.update(dict.fromkeys(_belonging(path)))
+    return tuple(path for path in found if not any(_inside(path, other) for other in found))
+
+
+def _inside(path: str, other: str) -> bool:
+    return path != other and contains(other, path)
+
+
+def _belonging(program: str) -> list[str]:
+    """The environment of a program, or its release without settings (npm keeps tokens in there);
+    else itself."""
+    folder = os.path.dirname(program)
+    prefix = os.path.dirname(folder)
+    if os.path.basename(folder) not in _PROGRAM_FOLDERS:
+        return [program]
+    reason = exposes(prefix)
+    if is_environment(prefix):
+        if reason:
+            raise SpecError(
+                f"The kernel's program {program} was not made readable: the environment that it "
+                f"belongs to, {prefix}, holds {reason}. Install it in a folder of its own, or name "
+                f"what it needs in `readable`."
+            )
+        return [prefix]
+    if reason or not _is_release(prefix):
+        return [program]
+    settings = [f"etc/{name}" for name in _names(f"{prefix}/etc")]
+    if all(_is_setting(os.path.basename(path)) for path in settings):
+        return [prefix]
+    names = [name for name in _names(prefix) if name != "etc"]
+    names += [path for path in settings if _is_setting(os.path.basename(path))]
+    return [os.path.join(prefix, name) for name in names]
+
+
+def _is_release(folder: str) -> bool:
+    """Whether this clearly is an installed program and nothing else."""
+    if os.path.dirname(folder) == "/opt":
+        return True  # put there for everybody
+    names = _names(folder)
+    known = all(any(fnmatch.fnmatchcase(n, pattern) for pattern in _OF_A_RELEASE) for n in names)
+    return known and bool({"lib", "lib64", "libexec", "share"} & set(names))
+
+
+def covers(folder: str, at: str | None = None, *, is_prefix: bool) -> list[Cover]:
+    """What to cover in a folder that is shown, as ``at`` if not under its own name.
+
+    In every folder, what is hidden by its name; in one that programs are installed to also
+    settings, and kernelspecs that have variables. Links are left: they lead to what is shown, or
+    nowhere.
+    """
+    names = [name for name in _names(folder) if name.startswith(".")]
+    if is_prefix:
+        names += _IN_ENVIRONMENTS
+        names += [f"etc/{name}" for name in _names(f"{folder}/etc") if not _is_setting(name)]
+        names += _kernelspecs(folder)
+    found = []
+    for name in names:
+        path, target = os.path.join(folder, name), os.path.join(at or folder, name)
+        linked = os.path.realpath(path) != os.path.join(os.path.realpath(folder), name)
+        if os.path.exists(path) and not linked:
+            found.append(Cover(target, is_file=not os.path.isdir(path)))
+    return found
+
+
+def _is_setting(name: str) -> bool:
+    patterns = " ".join(SETTINGS.values()).split()
+    return any(fnmatch.fnmatchcase(name, pattern.partition("/")[0]) for pattern in patterns)
+
+
+def _kernelspecs(folder: str) -> Iterator[str]:
+    kernels = "share/jupyter/kernels"
+    for name in _names(f"{folder}/{kernels}"):
+        yield f"{kernels}/{name}/launch.json"
+        if not _is_plain(f"{folder}/{kernels}/{name}/kernel.json"):
+            yield f"{kernels}/{name}/kernel.json"
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a kernelspec says no more than how to start the kernel. ipykernel's own must stay,
+    for programs in the jail that start kernels."""
+    try:
+        kernel = json.loads(Path(path).read_text(encoding="utf-8"))
+        settings = kernel.get("env") or "kernel_provisioner" in kernel.get("metadata", {})
+        return not settings and "sandbox_kernel" not in kernel["argv"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []  # what this user cannot list, the jail cannot either
+
+
+def uncovered(mounts: Iterable[Mount], folders: Sequence[str]) -> Iterator[Mount]:
+    """The mounts without covers in folders that the user asked for by name."""
+    for mount in mounts:
+        if not isinstance(mount, Cover) or not any(contains(f, mount.target) for f in folders):
+            yield mount

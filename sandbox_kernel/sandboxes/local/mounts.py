@@ -1,0 +1,125 @@
+"""Mounts of a jail: what it sees of the host, and in which order bubblewrap must make them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sandbox_kernel.errors import SpecError
+
+_MAX_LINKS = 40
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the host's that the jail sees at ``target``, read-only by default."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Symlink:
+    """A symbolic link that the jail has at ``target``, with the text ``source``."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Lies over what the jail would see at ``target``: an empty folder, in which other mounts may
+    lie, or a file that cannot be opened."""
+
+    target: str
+    is_file: bool = False
+
+
+Mount = Bind | Symlink | Cover
+
+_OWN_PLACES = ("/", "/tmp", "/run", "/var")  # noqa: S108
+OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
+
+
+def mounts_in_order(binds: Sequence[Mount]) -> list[Mount]:
+    """Parents before what lies in them, each target once and without links on the way to it.
+
+    bwrap makes the mount points itself, but earlier versions would follow a link that the jail
+    has in the host's root, not in the jail's, and later ones refuse it; so targets are resolved
+    here. Links go first, so that a folder which is shown can have them already; but those below a
+    cover lie on top of that.
+    """
+    inside = _Inside(binds)
+    mounts: dict[str, Mount] = {}
+    for mount in binds:
+        if isinstance(mount, Symlink):
+            parent, name = os.path.split(mount.target)
+            target = _checked(os.path.join(inside.resolve(parent), name))
+        else:
+            target = _checked(inside.resolve(mount.target))
+        mounts[target] = replace(mount, target=target)
+    covered = [mount.target for mount in mounts.values() if isinstance(mount, Cover)]
+
+    def order(mount: Mount) -> tuple[bool, int]:
+        below = any(mount.target.startswith(f"{cover}/") for cover in covered)
+        depth = mount.target.rstrip("/").count("/")
+        return not isinstance(mount, Symlink) or below, depth
+
+    return sorted(mounts.values(), key=order)
+
+
+def _checked(target: str) -> str:
+    if target in _OWN_PLACES or target.split("/")[1] in ("proc", "dev"):
+        raise SpecError(
+            f"The host's {target} cannot be shown in the jail: the jail has a {target} of its own. "
+            f"Name the folders in it that are needed."
+        )
+    return target
+
+
+class _Inside:
+    """Paths as the jail's kernel sees them, before there is a jail."""
+
+    def __init__(self, mounts: Sequence[Mount]) -> None:
+        self._links = {m.target: m.source for m in mounts if isinstance(m, Symlink)}
+        self._shown = {m.target: m.source for m in mounts if isinstance(m, Bind)}
+        self._shown.update((m.target, "") for m in mounts if isinstance(m, Cover))
+
+    def resolve(self, path: str) -> str:
+        """``path`` with all links followed: those that are made, and those in shown folders."""
+        if not path.startswith("/"):
+            raise SpecError(f"The jail shows files at absolute paths only, not at {path!r}.")
+        done, rest = "/", [part for part in path.split("/") if part]
+        followed = 0
+        while rest:
+            step = os.path.normpath(os.path.join(done, rest.pop(0)))
+            text = self._link(step)
+            if text is None:
+                done = step
+                continue
+            followed += 1
+            if followed > _MAX_LINKS:
+                raise SpecError(
+                    f"{path} cannot be shown in the jail: its links go round in a circle."
+                )
+            done = "/" if text.startswith("/") else done
+            rest = [part for part in text.split("/") if part] + rest
+        return done
+
+    def _link(self, step: str) -> str | None:
+        """The text of the link at ``step``, the way to which has none; None if it is no link."""
+        if step in self._links:
+            return self._links[step]
+        folder, below = os.path.split(step)
+        while folder != "/":
+            if folder in self._shown:
+                source = self._shown[folder]
+                try:
+                    return os.readlink(os.path.join(source, below)) if source else None
+                except OSError:
+                    return None  # it is no link, or not there
+            folder, name = os.path.split(folder)
+            below = os.path.join(name, below)
+        return None

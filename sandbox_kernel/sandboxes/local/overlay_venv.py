@@ -1,0 +1,117 @@
+"""The jail's own virtual environment, on top of the host's.
+
+``pip install`` in the jail writes to it; packages that it lacks are imported from the host's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.sandboxes.local import pip_stub
+from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
+
+_PARENT_PTH = "zzz_sandbox_parent.pth"  # last: an editable install in the jail comes before it
+
+
+def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> str:
+    """Make (or refresh) the jail's own virtual environment; returns its interpreter's path there.
+
+    ``folder`` on the host is what the jail sees, writable, as ``target``. The overlay has the
+    base interpreter of ``environment`` and its packages behind its own: ``pip install`` in the
+    jail writes here and wins, and what is installed on the host is seen by the next process. An
+    environment without pip gets it from ensurepip's wheel; if there is none either, the jail has
+    no pip.
+
+    Packages that were installed here before are kept. The folder may hold anything that code in
+    the jail made of it, so nothing is followed: a link where a folder should be is replaced.
+    """
+    major, minor = environment.version
+    parents = [*(environment.site_packages if environment.is_venv else ()), environment.user_site]
+    see_base = environment.system_site or not environment.is_venv
+    statements = [f"site.addsitedir({path!a})" for path in parents if path]
+    if environment.pip_wheel:
+        # site runs a virtual environment's .pth files twice, but adds a folder once only.
+        statements.append(f"sys.path.extend({{{environment.pip_wheel!a}}}.difference(sys.path))")
+    statements.append(pip_stub.WHEN)
+    interpreter = f"{target.rstrip('/')}/bin/python"
+    configuration = (
+        f"home = {os.path.dirname(environment.base_executable)}\n"
+        f"include-system-site-packages = {'true' if see_base else 'false'}\n"
+        f"version = {major}.{minor}\n"
+        f"executable = {environment.base_executable}\n"
+    )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, root)
+        try:
+            binaries = _enter(stack, root, "bin")
+            for name in ("python", "python3", f"python{major}.{minor}"):
+                _replace_link(binaries, name, environment.base_executable)
+            for name in pip_stub.names(environment.version):
+                _replace_file(binaries, name, pip_stub.script(interpreter), 0o755)
+            site = root
+            for name in ("lib", f"python{major}.{minor}", "site-packages"):
+                site = _enter(stack, site, name)
+            _replace_link(root, "lib64", "lib")
+            _replace_file(site, f"{pip_stub.MODULE}.py", pip_stub.module(environment.executable))
+            _replace_file(site, _PARENT_PTH, "; ".join(["import site, sys", *statements]) + "\n")
+            _replace_file(root, "pyvenv.cfg", configuration)
+        except OSError as error:
+            raise SandboxError(
+                f"The virtual environment of the jail could not be written to {folder}: {error}. "
+                f"Delete that folder to start with a new one."
+            ) from error
+    return interpreter
+
+
+def _enter(stack: contextlib.ExitStack, parent: int, name: str) -> int:
+    """A descriptor of the real folder ``name``, made if it is not there."""
+    for _ in range(3):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=parent)
+            continue
+        stack.callback(os.close, fd)
+        return fd
+    raise NotADirectoryError(errno.ENOTDIR, "keeps being replaced", name)
+
+
+def _replace_link(folder: int, name: str, text: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.readlink(name, dir_fd=folder) == text:
+            return
+    temporary = _unused(name)
+    os.symlink(text, temporary, dir_fd=folder)
+    _move_over(folder, temporary, name)
+
+
+def _replace_file(folder: int, name: str, text: str, mode: int = 0o644) -> None:
+    temporary = _unused(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(temporary, flags, mode, dir_fd=folder), "w") as file:
+        file.write(text)
+    _move_over(folder, temporary, name)
+
+
+def _unused(name: str) -> str:
+    return f".{name}-{os.urandom(8).hex()}"
+
+
+def _move_over(folder: int, temporary: str, name: str) -> None:
+    try:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(temporary, dir_fd=folder)
+        raise

@@ -1,0 +1,129 @@
+"""Who uses a store now, so that ``gc`` deletes no pack that a save relies on.
+
+A save claims the store before it looks at the packs, and releases the claim when it is published or
+has failed. ``gc`` marks a pack as doomed before it looks at the claims:
+
+* a save that began later sees the mark, and does not rely on the pack;
+* a save that began earlier is seen by ``gc``, which leaves the pack for its next run.
+
+A claim ends with its process, if that runs on this machine, or after a day.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from sandbox_kernel.errors import StoreError
+from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.workspace.blobs import Blobs
+
+if TYPE_CHECKING:
+    from sandbox_kernel.workspace.store import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FOLDER = "claims"
+SKEW = 600.0
+"""Seconds by which the clocks of two machines may differ."""
+_LONGEST = 24 * 3600.0
+_log = logging.getLogger("sandbox_kernel")
+
+
+@dataclass(frozen=True)
+class StoreClaim:
+    """One use of a store."""
+
+    kind: str
+    """``save`` or ``gc``."""
+    since: float
+    machine: str = ""
+    pid: int = 0
+    start: int = 0
+
+    def alive(self, now: float) -> bool:
+        if now - self.since > _LONGEST:
+            return False
+        ours = self.machine == _machine()
+        return not ours or ProcessId(self.pid, self.start).alive
+
+
+_FIELDS = {f.name for f in fields(StoreClaim)}
+
+
+@contextmanager
+def claimed(blobs: Blobs, kind: str) -> Iterator[str]:
+    """Hold a claim, and yield its name."""
+    process = ProcessId.of(os.getpid())
+    claim = StoreClaim(kind, time.time(), _machine(), os.getpid(), process.start if process else 0)
+    name = f"{kind}-{secrets.token_hex(8)}"
+    path = f"{FOLDER}/{name}.json"
+    blobs.put(path, json.dumps(asdict(claim)).encode(), lasting=False)
+    try:
+        yield name
+    finally:
+        try:
+            blobs.delete(path, tidy=False)
+        except (StoreError, OSError) as error:
+            _log.warning(
+                "The claim on the store %s was not deleted, and expires in a day: %s",
+                blobs.url,
+                error,
+            )
+
+
+def claims(
+    blobs: Blobs, *, but: str = "", now: Callable[[], float] = time.time
+) -> list[StoreClaim]:
+    """All claims of others. Deletes those of dead processes."""
+    found = []
+    for file in blobs.names(FOLDER):
+        name = file.removesuffix(".json")
+        if name == but:
+            continue
+        try:
+            values = json.loads(blobs.get(f"{FOLDER}/{file}"))
+            claim = StoreClaim(**{key: value for key, value in values.items() if key in _FIELDS})
+        except FileNotFoundError:
+            continue  # released just now
+        except (ValueError, TypeError, AttributeError):
+            claim = StoreClaim(name.partition("-")[0], now())  # unreadable: assume a new one
+        if claim.alive(now()):
+            found.append(claim)
+        else:
+            blobs.delete(f"{FOLDER}/{file}", tidy=False)
+    return found
+
+
+def claiming(
+    function: Callable[Concatenate[Store, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    """Decorator: run a function that makes a save or a baseline within ``Store.saving``."""
+
+    @wraps(function)
+    def within(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with store.saving():
+            return function(store, *args, **kwargs)
+
+    return within
+
+
+@cache
+def _machine() -> str:
+    """This machine, its boot and its pid namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        boot = space = ""
+    return f"{socket.gethostname()} {boot} {space}"

@@ -1,0 +1,24 @@
+"""Folders of a test's own, in place of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def own_folders() -> Iterator[Path]:
+    """A folder for sandbox-kernel's ``data`` and ``run``. Its path is short: it holds sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="sk-")).resolve()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "data"))
+            patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", str(folder / "run"))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
