@@ -168,7 +168,7 @@ def test_a_signal_during_the_end_changes_nothing(server: JupyterServer) -> None:
     assert server.process is not None
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.request, "POST", "/api/shutdown")
-        wait_until(lambda: "on /api/shutdown request" in server.log, "the end has begun")
+        wait_until(lambda: "Saving their files ..." in server.log, "the end has begun")
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(PATIENCE)
         asked.exception()  # it may have ended before it could answer

@@ -240,13 +240,15 @@ class SandboxServer(ExtensionApp):
         if self._running is None:
             return
         if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop(self._running))
+            policy = self.on_shutdown
+            if policy == "auto":  # decided now: a later SIGTERM only means that this takes long
+                policy = "leave" if self._running.stop_signal.received else "delete"
+            if kernels := len(self._running.kernels.saved):
+                self.log.info("Kernels in sandboxes: %d. Saving their files ...", kernels)
+            self._stopping = asyncio.ensure_future(self._stop(self._running, policy))
         await asyncio.shield(self._stopping)
 
-    async def _stop(self, running: _Running) -> None:
-        policy = self.on_shutdown
-        if policy == "auto":
-            policy = "leave" if running.stop_signal.received else "delete"
+    async def _stop(self, running: _Running, policy: str) -> None:
         await running.saver.finish()
         shutdown = ServerShutdown(running.kernels, running.used)
         ending = list(running.kernels.saved)
