@@ -240,7 +240,7 @@ async def test_the_end_of_the_main_command() -> None:
 
 
 async def test_the_lease() -> None:
-    """Nobody has a command open for so long: the link alone does not count."""
+    """Nobody has a command open during that time: the link alone does not count."""
     async with box() as found:
         link = await found.link(lease=0.5)
         async with await link.open(command("cat")):

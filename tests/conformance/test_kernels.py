@@ -185,7 +185,7 @@ def test_a_kernel_that_dies_is_noticed() -> None:
         assert "SIGKILL" in str(provisioner_of(manager).death)
         manager.restart_kernel(now=True)
         client.wait_for_ready(timeout=LIMIT)
-        assert execute(client, "print('anew')")[1] == "anew\n"
+        assert execute(client, "print('again')")[1] == "again\n"
 
 
 def test_a_sandbox_that_dies_is_noticed(backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""A certificate authority of the emulator's own, made anew each time it starts."""
+"""A certificate authority of the emulator's own, made each time it starts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_ipykernel_is_added(wheels: Path, tmp_path: Path) -> None:
 def test_building_twice_with_packages(
     wheels: Path, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packages that are fetched anew give the same image, and cached ones need no index."""
+    """Packages that are fetched again give the same image, and cached ones need no index."""
     root = str(make_rootfs(tmp_path / "r"))
     first = build_image("one", root).digest
     shutil.rmtree(data / "packages")

@@ -191,7 +191,7 @@ async def test_stopped_resume_without_name_collision(client: IsloClient, emulato
 
 
 async def test_a_sandbox_that_was_deleted_elsewhere(client: IsloClient, emulator: Running) -> None:
-    """Gone, not made anew; and a new one of that name is not taken for it."""
+    """Gone, not replaced; and a new one of that name is not taken for it."""
     async with sandbox(client) as handle:
         api = client.api()
         await api.call(api.sandboxes.delete_sandbox, handle._remote, doing="")

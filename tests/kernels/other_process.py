@@ -52,7 +52,7 @@ def other_process(code: str, **env: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def attach(starter: KernelStarter, info: dict[str, Any]) -> Live:
-    """Take a kernel over, as a server does that was started anew."""
+    """Take a kernel over, as a restarted server does."""
     manager = KernelManager(kernel_name="sandbox")
     provisioner = KernelProvisionerFactory.instance().create_provisioner_instance(
         info["kernel_id"], manager.kernel_spec, parent=manager

@@ -158,7 +158,7 @@ def test_restart_during_cuts(live: Live) -> None:
 
 
 def test_the_sleep_of_a_laptop_is_seen(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that has died while the machine slept is made anew soon after, not when another
+    """A link that has died while the machine slept is replaced soon after, not when another
     half minute has passed: by the clock that goes on meanwhile."""
     monkeypatch.setattr(tunnel, "ALIVE_INTERVAL", 0.1)
     live.ok("n = 1")
@@ -166,5 +166,5 @@ def test_the_sleep_of_a_laptop_is_seen(live: Live, monkeypatch: pytest.MonkeyPat
     assert abs(since_boot() - float(Path("/proc/uptime").read_text().split()[0])) < 5
     peer = live.kernel.tunnel._peer
     monkeypatch.setattr(peer, "clock", lambda: since_boot() + 8 * 3600)
-    wait_until(lambda: live.kernel.tunnel.reconnects, "the link is made anew", 20)
+    wait_until(lambda: live.kernel.tunnel.reconnects, "the link is replaced", 20)
     assert live.ok("print(n)").text() == "1\n"

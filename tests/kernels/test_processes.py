@@ -186,7 +186,7 @@ def test_a_refusal_alone_is_no_takeover(start_kernel: KernelStarter) -> None:
 
 
 def test_a_kernel_with_another_key_is_not_adopted(start_kernel: KernelStarter) -> None:
-    """The sandbox is the same, but its kernel was started anew meanwhile, by who had taken it
+    """The sandbox is the same, but its kernel was restarted meanwhile, by who had taken it
     over: what was kept about the earlier one does not open it."""
     live = start_kernel()
     info = run_sync(live.provisioner.get_provisioner_info)()

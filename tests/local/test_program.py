@@ -34,7 +34,7 @@ async def test_nothing_is_compiled_in_the_jail(client: LocalClient) -> None:
 
 
 async def test_the_cache_may_be_emptied(client: LocalClient, own_dirs: Path) -> None:
-    """The next sandbox makes it anew."""
+    """The next sandbox makes it again."""
     async with sandbox(client) as handle:
         assert (await handle.exec("true")).ok
     (cache,) = own_dirs.rglob("cache")

@@ -3,7 +3,7 @@
 QEMU's software emulation of an AMD processor includes its virtualisation (SVM), so a Debian guest
 under it has a /dev/kvm that works, and in that guest the unpatched packages from PyPI boot their
 microVMs. Everything comes from Debian's and Python's registries, the mirror from the system's apt
-configuration. The result is kept in ``.microvm`` in the project's root and built anew only when
+configuration. The result is kept in ``.microvm`` in the project's root and rebuilt only when
 something that it is made from changes.
 """
 

@@ -386,14 +386,14 @@ def test_restart(running: Running) -> None:
 
 
 def test_kernel_death(running: Running) -> None:
-    """A kernel that dies is noticed, with its signal, and can be started anew."""
+    """A kernel that dies is noticed, with its signal, and can be started again."""
     manager, jupyter = running
     jupyter.execute("import os; os.kill(os.getpid(), 9)")
     wait_until(lambda: not manager.is_alive())
     assert "SIGKILL" in str(provisioner_of(manager).death)
     manager.restart_kernel(now=True)
     jupyter.wait_for_ready(timeout=LIMIT)
-    assert printed(jupyter, "print('anew')") == "anew"
+    assert printed(jupyter, "print('again')") == "again"
 
 
 def test_a_stopped_sandbox_is_started_again(running: Running) -> None:

@@ -46,7 +46,7 @@ class Calls:
         return self.kernels[name].handle.agent_folder
 
     async def reconnecting(self, name: str) -> bool:
-        """Wait until the link to the agent is lost and could not be made anew for a while."""
+        """Wait until the link to the agent is lost and could not be replaced for a while."""
         tunnel = self.kernels[name].tunnel
         for _ in range(300):
             if not tunnel.connected:

@@ -165,7 +165,7 @@ class NotDone(AssertionError):
 
 
 class Tab:
-    """A browser's tab: one websocket to one kernel, which can be made anew."""
+    """A browser's tab: one websocket to one kernel, which can be reopened."""
 
     def __init__(self, server: JupyterServer, kernel_id: str) -> None:
         self._server = server

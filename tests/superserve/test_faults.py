@@ -152,7 +152,7 @@ async def test_token_rotation(client: SuperserveClient, emulator: Running) -> No
 
 
 async def test_a_failed_sandbox(client: SuperserveClient, emulator: Running) -> None:
-    """Is said to have failed; it is neither resumed nor made anew, and can be removed."""
+    """Is said to have failed; it is neither resumed nor replaced, and can be removed."""
     async with sandbox(client) as handle:
         set_status(emulator, handle, "failed")
         assert (await handle.info()).status == "stopped"
@@ -165,7 +165,7 @@ async def test_a_failed_sandbox(client: SuperserveClient, emulator: Running) -> 
 async def test_a_sandbox_that_the_service_does_not_know_any_more(
     client: SuperserveClient, emulator: Running
 ) -> None:
-    """It was deleted elsewhere: gone, and not made anew."""
+    """It was deleted elsewhere: gone, and not replaced."""
     async with sandbox(client) as handle:
         await SuperserveClient().delete_remote(None, handle.id)
         assert (await handle.info()).status == "gone"

@@ -49,8 +49,8 @@ def packs(store: Store) -> set[Path]:
 
 
 def test_a_process_that_lives_on_after_a_gc(store: Store, new_guest: NewGuest) -> None:
-    """A server has a workspace open for days. Another process's gc writes its many small packs
-    anew, and deletes them: the server still brings the files in, and saves."""
+    """A server has a workspace open for days. Another process's gc rewrites its many small
+    packs, and deletes them: the server still brings the files in, and saves."""
     guest = new_guest("one")
     for number in range(35):
         (guest.folder / f"f{number}").write_text(str(number))
@@ -98,7 +98,7 @@ def test_a_gc_in_the_middle_of_a_save(
 
 
 def test_a_pack_that_waits_for_its_end(store: Store, new_guest: NewGuest) -> None:
-    """Somebody saves while gc writes a pack anew, so the old one is not deleted yet, and must not
+    """Somebody saves while gc rewrites a pack, so the old one is not deleted yet, and must not
     be relied on. A process that knows only that one finds the new one, and its next save is not
     refused as if the sandbox had not sent everything; nor if the new one is lost."""
     guest, other = new_guest("one"), new_guest("two")
@@ -208,7 +208,7 @@ def test_a_hint_that_leads_nowhere(
 
 
 def test_a_store_that_was_deleted(store: Store, new_guest: NewGuest) -> None:
-    """Somebody deletes the store's folder, to begin anew, while a server runs. Its next save makes
+    """Somebody deletes the store's folder, to start over, while a server runs. Its next save makes
     the store again, with everything in it; and so it does if only the packs were deleted."""
     guest, other = new_guest("one"), new_guest("two")
     (guest.folder / "f").write_bytes(os.urandom(2_000_000))

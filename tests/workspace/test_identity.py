@@ -85,7 +85,7 @@ def test_a_new_notebook_inherits_nothing(desk: Desk) -> None:
 
 
 def test_edits_keep_the_workspace(desk: Desk) -> None:
-    """By git or another editor, with one cell left; by a script that writes the notebook anew, with
+    """By git or another editor, with one cell left; by a script that rewrites the notebook, with
     other ids; while it cannot be read; and one that an older version made: all keep their files."""
     desk.write("n.ipynb", ("a", "x = 1"), ("b", "y = 2"))
     id_, _ = desk.open("n.ipynb")

@@ -74,7 +74,7 @@ def test_s3(url: str, new_guest: NewGuest, tmp_path: object) -> None:
 
 
 def test_others_clean_up_on_s3(url: str, new_guest: NewGuest) -> None:
-    """A process that lives on reads what another's gc has written anew, and makes a store that was
+    """A process that lives on reads what another's gc has rewritten, and makes a store that was
     deleted again."""
     guest, other = new_guest("one"), new_guest("two")
     store = Store.open(url)

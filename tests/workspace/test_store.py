@@ -182,7 +182,7 @@ def test_garbage_that_is_needed_again(store: Store, guest: Guest) -> None:
 
 
 def test_garbage_within_packs(store: Store, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack of which little is needed, and many small packs, are written anew."""
+    """A pack of which little is needed, and many small packs, are rewritten."""
     monkeypatch.setattr(collecting, "_MANY", 4)
     for number in range(4):
         (guest.folder / f"f{number}").write_bytes(os.urandom(1_000_000))
