@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.copy_stream import LENGTH
-from sandbox_kernel.guest.workspace.nofollow import CREATE, Root
+from sandbox_kernel.guest.workspace.nofollow import CREATE, Root, remove
 from sandbox_kernel.guest.workspace.tree_format import (
     MAX_DEPTH,
     MAX_SIZE,
@@ -86,7 +86,7 @@ class CopyWriter:
             self._file = -1
         if self._root.fd >= 0:
             if not self.done:
-                self._root.delete([self._temporary])
+                remove(self._root.fd, self._temporary)
             self._root.close()
 
     def _step(self) -> bool:

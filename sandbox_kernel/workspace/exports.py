@@ -16,12 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_kernel.errors import (
-    ExportConflict,
-    QuotaExceeded,
-    WorkspaceError,
-    WorkspaceRefused,
-)
+from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.nofollow import CREATE, pwrite_all
 from sandbox_kernel.guest.workspace.scan_cache import Signature
 from sandbox_kernel.guest.workspace.tree_format import CHUNK, chunk_length, name_bytes, path_parts
@@ -39,7 +34,7 @@ from sandbox_kernel.workspace.reports import (
 )
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.store_users import claiming
-from sandbox_kernel.workspace.trash import Trash
+from sandbox_kernel.workspace.trash import DELETED, REPLACED, Trash
 from sandbox_kernel.workspace.trees import Entry, Totals, plain, same_contents, walk
 
 HARMLESS_MODES = 0o755
@@ -287,7 +282,7 @@ class _Export:
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
-            return self.target.root.status(path_parts(path))
+            return self.target.root.status(path)
         except OSError as error:
             raise WorkspaceRefused(
                 f"{printable(path)} cannot be written in {self.target.path}: a file or symlink is "
@@ -310,7 +305,7 @@ class _Export:
         made: list[tuple[str, Entry]] = []
         for path, entry in self._folders:
             with self._each(path), contextlib.suppress(FileExistsError):
-                folder, name = self.target.parent(path)
+                folder, name = self.target.root.parent(path)
                 os.mkdir(name, 0o700, dir_fd=folder)
                 made.append((path, entry))
         total = sum(entry.size for _, entry in self._write)
@@ -332,7 +327,7 @@ class _Export:
         for path in self._delete:
             if self._is_as_seen(path):
                 with self._each(path):
-                    self.trash.take(self.target.parent(path)[0], path_parts(path))
+                    self.trash.put(DELETED, self.target.root.parent(path)[0], path)
                     del self._now[path]
                     deleted.append(path)
         self.trash.tidy()
@@ -394,5 +389,5 @@ class _Export:
             finally:
                 os.close(fd)
             if path in self._keep:
-                self.trash.keep(folder, path_parts(path))
+                self.trash.put(REPLACED, folder, path)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

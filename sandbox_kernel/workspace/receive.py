@@ -18,7 +18,14 @@ from typing import Any
 from sandbox_kernel.errors import PacksGone, StoreDamaged, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.helper import GONE, OFFER_SIZE
 from sandbox_kernel.guest.workspace.messages import Kind, Messages
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.guest.workspace.tree_format import (
+    CHUNK,
+    CHUNK_KIND,
+    MAX_TREE,
+    TREE_KIND,
+    digest,
+    unpack,
+)
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace import ignore
@@ -32,7 +39,7 @@ from sandbox_kernel.workspace.conversation import (
     parse_object,
     reported_failure,
 )
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
+from sandbox_kernel.workspace.packs import PackWriter
 from sandbox_kernel.workspace.reports import OnProgress, Progress, Quota, SaveInfo, SaveReport
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Totals, totals_of
@@ -114,6 +121,7 @@ def _persist_once(
     new = base is None or base.root != found.root.hex()
     if base is None or new:
         talk.check()
+        packs = [*writer.elsewhere, *writer.names]
         made = store.publish(
             replace(
                 save,
@@ -122,9 +130,9 @@ def _persist_once(
                 files=found.totals.files,
                 bytes=found.totals.bytes,
                 problems=found.problems,
-                packs=[*hints, *receiver.elsewhere, *writer.names],
+                packs=[*hints, *packs],
             ),
-            {*receiver.relied_on, *receiver.elsewhere, *writer.names},
+            {*receiver.relied_on, *packs},
         )
     else:
         made = base
@@ -158,8 +166,6 @@ class Receiver:
     progress: OnProgress
 
     def __post_init__(self) -> None:
-        self.elsewhere: set[str] = set()
-        """Packs that already had objects which are new to this workspace."""
         self.relied_on: set[str] = set()
         """Packs with objects that the sandbox need not send."""
         self._trees: dict[bytes, tuple[int, bytes]] = {}
@@ -302,12 +308,8 @@ class Receiver:
         most = min(_MOST_TREES, _FREE_TREES + _MOST_RATIO * self._packed_bytes)
         if self._tree_bytes > most or self._chunk_bytes > self.quota.max_bytes + _SLACK:
             raise self._refused("more data than the quota allows")
-        if self.writer is not None:
-            at = self.store.packs.find(hash_)
-            if at is None:
-                self.writer.add(kind, hash_, codec, data, len(plain))
-            else:
-                self.elsewhere.add(at.pack)
+        if self.writer is not None and not self.writer.need_not(hash_):
+            self.writer.add(kind, hash_, codec, data, len(plain))
         self._patience.moved()
         self.progress(Progress("receive", len(self._chunks), self._chunk_bytes + self._tree_bytes))
 

@@ -11,17 +11,15 @@ import errno
 import os
 import time
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 from sandbox_kernel.errors import WorkspaceError
 from sandbox_kernel.guest.workspace.nofollow import Root
-from sandbox_kernel.guest.workspace.tree_format import path_parts
 from sandbox_kernel.workspace.imports import add_tree, publish_tree, scan_folder
 from sandbox_kernel.workspace.reports import Baseline, Quota, SaveInfo, UpdateReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.store_users import claiming
-from sandbox_kernel.workspace.trees import Entry, plain, same_contents, walk
+from sandbox_kernel.workspace.trees import Entry, is_blocked, plain, same_contents, walk
 
 
 @claiming
@@ -112,7 +110,7 @@ class _Update:
         if same_contents(entry, mine):
             self.now[path] = entry
             self.agreed.append(path)
-        elif self._blocked(path) or (mine is not None and "d" in (mine.kind, entry.kind)):
+        elif is_blocked(self.merged, path) or (mine is not None and "d" in (mine.kind, entry.kind)):
             self.conflicts.append(path)
         elif mine is None or same_contents(mine, was) or path == self.notebook:
             self.merged[path] = self.now[path] = entry
@@ -123,7 +121,7 @@ class _Update:
     def _missing(self, path: str, was: Entry, mine: Entry | None, root: Root) -> None:
         """A file of the baseline that the policy did not select: it may still be there."""
         try:
-            if root.status(path_parts(path)) is not None:
+            if root.status(path) is not None:
                 return
         except (FileNotFoundError, NotADirectoryError):
             pass  # its folder is gone
@@ -134,8 +132,3 @@ class _Update:
         if same_contents(mine, was):
             del self.merged[path]
             self.deleted.append(path)
-
-    def _blocked(self, path: str) -> bool:
-        """Whether a file or symlink is in the place of a parent folder."""
-        above = accumulate(path.split("/")[:-1], "{}/{}".format)
-        return any(up in self.merged and self.merged[up].kind != "d" for up in above)
