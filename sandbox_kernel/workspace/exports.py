@@ -33,15 +33,13 @@ from sandbox_kernel.workspace.reports import (
     SaveInfo,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
 from sandbox_kernel.workspace.trash import DELETED, REPLACED, Trash
-from sandbox_kernel.workspace.trees import Entry, Totals, plain, same_contents, walk
+from sandbox_kernel.workspace.trees import Entry, plain, same_contents, walk
 
 HARMLESS_MODES = 0o755
 _MOST_LISTED = 20
 
 
-@claiming
 def export(
     store: Store,
     name: str,
@@ -72,39 +70,38 @@ def export(
     ``notebook`` is never written or deleted. QuotaExceeded if the files, holes included, exceed
     the quota; a mirror leaves out sparse files instead.
     """
-    save = store.find(name, at)
-    quota = quota or Quota()
-    _check_size(save, store.check(save), quota)
-    target = HostFolder(os.path.realpath(folder))
-    trash = Trash(target.root.fd, target.path)
-    try:
-        kept = os.path.relpath(os.path.realpath(notebook), target.path) if notebook else ""
-        work = _Export(store, save, target, trash, kept, mirror, overwrite, hidden, quota)
-        work.compare()
-        if delete:
-            work.find_deleted(imported=delete_imported)
-        if work.conflicts and not mirror:
-            listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
-            raise ExportConflict(
-                f"{len(work.conflicts)} files in {target.path} have changed there, or are not from "
-                f"this workspace, and would be overwritten: {listed}. Nothing was written. Move "
-                f"them away, or export with --overwrite."
+    with store.saving():
+        save = store.find(name, at)
+        quota = quota or Quota()
+        totals = store.check(save)
+        count = totals.files + totals.folders
+        if totals.bytes > quota.max_bytes or count > quota.max_files:
+            raise QuotaExceeded(
+                f"The save {save.id} of {save.workspace!r} has {count} files and folders with "
+                f"{totals.bytes} bytes; {quota.max_files} and {quota.max_bytes} are allowed. "
+                f"Nothing was written. Raise the limits with --max-files and --max-bytes."
             )
-        return work.write(progress)
-    except OSError as error:
-        raise WorkspaceError(f"Exporting {name!r} to {target.path} failed: {error}") from error
-    finally:
-        trash.close()
-        target.root.close()
-
-
-def _check_size(save: SaveInfo, totals: Totals, quota: Quota) -> None:
-    if totals.bytes > quota.max_bytes or totals.files + totals.folders > quota.max_files:
-        raise QuotaExceeded(
-            f"The save {save.id} of {save.workspace!r} has {totals.files + totals.folders} files "
-            f"and folders with {totals.bytes} bytes; {quota.max_files} and {quota.max_bytes} are "
-            f"allowed. Nothing was written. Raise the limits with --max-files and --max-bytes."
-        )
+        target = HostFolder(os.path.realpath(folder))
+        trash = Trash(target.root.fd, target.path)
+        try:
+            kept = os.path.relpath(os.path.realpath(notebook), target.path) if notebook else ""
+            work = _Export(store, save, target, trash, kept, mirror, overwrite, hidden, quota)
+            work.compare()
+            if delete:
+                work.find_deleted(imported=delete_imported)
+            if work.conflicts and not mirror:
+                listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
+                raise ExportConflict(
+                    f"{len(work.conflicts)} files in {target.path} have changed there, or are not "
+                    f"from this workspace, and would be overwritten: {listed}. Nothing was "
+                    f"written. Move them away, or export with --overwrite."
+                )
+            return work.write(progress)
+        except OSError as error:
+            raise WorkspaceError(f"Exporting {name!r} to {target.path} failed: {error}") from error
+        finally:
+            trash.close()
+            target.root.close()
 
 
 @dataclass
@@ -154,15 +151,15 @@ class _Export:
             if path not in self._after:
                 self._skip(path, "a hard link to a missing file")
         too_big = self._too_big()
-        guarded: dict[str, None] = {}
+        guarded: dict[str, str] = {}
         blocked = ""
         for path, entry in self._after.items():
             before = self._before.get(path)
             if path in too_big or (blocked and path.startswith(blocked)):
                 continue
-            if part := self._guard.guarded_part(path):
+            if found := self._guard.guarded(path):
                 if entry.kind != "d" and not same_contents(entry, before):
-                    guarded[part] = None
+                    guarded.setdefault(*found)
             elif path == self.notebook:
                 if not same_contents(entry, before):
                     self._skip(path, "the notebook itself is never written")
@@ -175,8 +172,8 @@ class _Export:
                 self._compare_link(path, entry, before)
             else:
                 self._compare_file(path, entry, before)
-        for part in guarded:
-            self._skip(part, self._guard.reason(part))
+        for part, what in guarded.items():
+            self._skip(part, f"{what}; programs here could obey it")
 
     def _skip(self, path: str, reason: object) -> None:
         self.skipped.append(f"{printable(path)}: {reason}")
@@ -206,7 +203,7 @@ class _Export:
         for path, entry in self._before.items():
             if path in self._after or entry.kind != "f" or path == self.notebook:
                 continue
-            if self._guard.guarded_part(path) or not (imported or path in self._made):
+            if self._guard.guarded(path) or not (imported or path in self._made):
                 continue
             self._seen[path] = self.target.signature(path)
             if self.target.has_file(path, entry):
@@ -251,22 +248,19 @@ class _Export:
             self._write.append((path, entry))
 
     def _compare_link(self, path: str, entry: Entry, before: Entry | None) -> None:
-        reason = why_not_link(path, entry.target, self._targets, self._guard.guarded_part)
+        reason = why_not_link(path, entry.target, self._targets, self._guard.guarded)
         if reason:
             self._skip(path, reason)
             return
         status = self._status(path)
-        if status is None:
+        is_link = status is not None and stat.S_ISLNK(status.st_mode)
+        here = self.target.link_target(path) if is_link else ""
+        as_known = self.overwrite or (before is not None and before.target == here)
+        if here == entry.target:
+            self._unchanged += 1
+            self._now[path] = entry
+        elif status is None or (is_link and as_known):
             self._links.append((path, entry))
-        elif stat.S_ISLNK(status.st_mode):
-            here = self.target.link_target(path)
-            if here == entry.target:
-                self._unchanged += 1
-                self._now[path] = entry
-            elif self.overwrite or (before is not None and before.target == here):
-                self._links.append((path, entry))
-            else:
-                self.conflicts.append(path)
         else:
             self.conflicts.append(path)
 

@@ -35,7 +35,6 @@ from sandbox_kernel.workspace.reports import (
     UploadPolicy,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
 from sandbox_kernel.workspace.trees import Entry, build
 
 _GRANULARITY = 2.0
@@ -43,7 +42,6 @@ _GRANULARITY = 2.0
 _HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
 
 
-@claiming
 def import_folder(
     store: Store,
     name: str,
@@ -59,23 +57,24 @@ def import_folder(
     The files become the folder's baseline, by which a later ``export`` to the same folder sees
     which files have changed on the host.
     """
-    started, taken = time.monotonic(), time.time()
-    path = os.path.realpath(folder)
-    base, hints = store.begin(name)
-    found = scan_folder(store, path, policy, quota, progress)
-    save = SaveInfo.planned(
-        name,
-        kind="import",
-        parent=base.id if base is not None else "",
-        notebook=notebook,
-        problems=found.problems,
-    )
-    if base is None or base.root != found.root.hex():
-        save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
-    else:
-        save, new = base, False
-    store.set_baseline(name, path, Baseline(found.root, taken=taken))
-    return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
+    with store.saving():
+        started, taken = time.monotonic(), time.time()
+        path = os.path.realpath(folder)
+        base, hints = store.begin(name)
+        found = scan_folder(store, path, policy, quota, progress)
+        save = SaveInfo.planned(
+            name,
+            kind="import",
+            parent=base.id if base is not None else "",
+            notebook=notebook,
+            problems=found.problems,
+        )
+        if base is None or base.root != found.root.hex():
+            save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
+        else:
+            save, new = base, False
+        store.set_baseline(name, path, Baseline(found.root, taken=taken))
+        return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
 
 
 def publish_tree(store: Store, save: SaveInfo, root: bytes, packs: Sequence[str]) -> SaveInfo:

@@ -118,8 +118,9 @@ def _persist_once(
             if base is not None:
                 store.distrust(base)
             raise
-    new = base is None or base.root != found.root.hex()
-    if base is None or new:
+    if base is not None and base.root == found.root.hex():
+        made = base
+    else:
         talk.check()
         packs = [*writer.elsewhere, *writer.names]
         made = store.publish(
@@ -134,9 +135,8 @@ def _persist_once(
             ),
             {*receiver.relied_on, *packs},
         )
-    else:
-        made = base
     receiver.agree(found)
+    new = made is not base
     return SaveReport(made, new, messages.received, writer.plain_bytes, time.monotonic() - started)
 
 
@@ -199,22 +199,24 @@ class Receiver:
                 "rules": ignore.rules(text),
             },
         )
+        taking = {
+            Kind.OFFER: self._offer,
+            Kind.OBJECT: self._object,
+            Kind.NOTE: self._note,
+            Kind.IGNORE: self._ignore,
+        }
         while True:
-            kind, payload = self._receive()
-            if kind == Kind.OFFER:
-                self._offer(payload)
-            elif kind == Kind.OBJECT:
-                self._object(payload)
-            elif kind == Kind.NOTE:
-                self._note(payload)
-            elif kind == Kind.IGNORE:
-                self._ignore(bytes(payload))
-            elif kind == Kind.RESULT:
+            try:
+                kind, payload = self.messages.receive()
+            except ValueError as error:
+                raise self._refused(str(error)) from None
+            if kind == Kind.RESULT:
                 return self._result(self._json(payload))
-            elif kind == Kind.FAILED:
+            if kind == Kind.FAILED:
                 raise reported_failure(self.sandbox, self._json(payload), self.quota)
-            else:
+            if kind not in taking:
                 raise self._refused(f"a message of kind {kind}")
+            taking[Kind(kind)](payload)
 
     def agree(self, found: ReceivedTree) -> None:
         """Confirm to the sandbox that everything is stored, and update the catalog."""
@@ -231,12 +233,6 @@ class Receiver:
         packed = self._trees.get(hash_)
         return None if packed is None else bytes(unpack(*packed, MAX_TREE))
 
-    def _receive(self) -> tuple[int, bytes | bytearray]:
-        try:
-            return self.messages.receive()
-        except ValueError as error:
-            raise self._refused(str(error)) from None
-
     def _offer(self, payload: bytes | bytearray) -> None:
         count, rest = divmod(len(payload), OFFER_SIZE)
         if rest or not 0 < count <= _MOST_OFFERS or len(self._expected) > 64 * _MOST_OFFERS:
@@ -251,17 +247,12 @@ class Receiver:
             kind, hash_ = payload[at], bytes(payload[at + 1 : at + OFFER_SIZE])
             if kind not in (CHUNK_KIND, TREE_KIND):
                 raise self._refused(f"an object of kind {kind}")
-            if not self._has(kind, hash_):
+            got = hash_ in (self._trees if kind == TREE_KIND else self._chunks)
+            unwanted = kind == CHUNK_KIND and self.writer is None  # trees only
+            if not (got or unwanted or self._known(kind, hash_)):
                 answer[number] = 1
                 self._expected.append((kind, hash_))
         self.messages.send(Kind.WANT, bytes(answer))
-
-    def _has(self, kind: int, hash_: bytes) -> bool:
-        if hash_ in (self._trees if kind == TREE_KIND else self._chunks):
-            return True
-        if kind == CHUNK_KIND and self.writer is None:
-            return True  # trees only
-        return self._known(kind, hash_)
 
     def _known(self, kind: int, hash_: bytes) -> bool:
         """Whether this workspace and the store have an object."""
@@ -319,7 +310,8 @@ class Receiver:
         self._patience.reported(min(files, self.quota.max_files), min(size, self.quota.max_bytes))
         self.progress(Progress("scan", files, size))
 
-    def _ignore(self, text: bytes) -> None:
+    def _ignore(self, payload: bytes | bytearray) -> None:
+        text = bytes(payload)
         self._ignores_left -= 1
         if self._ignores_left < 0:
             raise self._refused("too many .sandboxignore files")

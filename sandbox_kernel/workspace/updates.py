@@ -18,11 +18,9 @@ from sandbox_kernel.guest.workspace.nofollow import Root
 from sandbox_kernel.workspace.imports import add_tree, publish_tree, scan_folder
 from sandbox_kernel.workspace.reports import Baseline, Quota, SaveInfo, UpdateReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
 from sandbox_kernel.workspace.trees import Entry, is_blocked, plain, same_contents, walk
 
 
-@claiming
 def update_from_folder(
     store: Store,
     name: str,
@@ -37,42 +35,43 @@ def update_from_folder(
 
     Of ``notebook``, a file in the folder, the host's version always wins.
     """
-    path = os.path.realpath(folder)
-    taken = time.time()
-    latest, hints = store.begin(name)
-    if latest is None:
-        raise WorkspaceError(f"The workspace {name!r} has no save to update.")
-    store.check(latest)
-    known = store.baseline(name, path)
-    before = store.baseline_files(known)
-    found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
-    work = _Update(
-        dict(walk(store.read, bytes.fromhex(latest.root))),
-        before,
-        plain(walk(store.read, found.root)),
-        set(known.made),
-        os.path.relpath(os.path.realpath(notebook), path) if notebook else "",
-    )
-    root = Root(path)
-    try:
-        work.compare(root)
-    finally:
-        root.close()
-    save = latest
-    if work.taken or work.deleted:
-        tree, packs = add_tree(store, work.merged)
-        save = SaveInfo.planned(
-            name, kind="import", parent=latest.id, notebook=notebook or latest.notebook
+    with store.saving():
+        path = os.path.realpath(folder)
+        taken = time.time()
+        latest, hints = store.begin(name)
+        if latest is None:
+            raise WorkspaceError(f"The workspace {name!r} has no save to update.")
+        store.check(latest)
+        known = store.baseline(name, path)
+        before = store.baseline_files(known)
+        found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
+        work = _Update(
+            dict(walk(store.read, bytes.fromhex(latest.root))),
+            before,
+            plain(walk(store.read, found.root)),
+            set(known.made),
+            os.path.relpath(os.path.realpath(notebook), path) if notebook else "",
         )
-        save = publish_tree(store, save, tree, [*hints, *found.packs, *packs])
-    if work.now != before or not known.root:
-        tree, _ = add_tree(store, work.now)
-        changed = {*work.taken, *work.agreed}
-        made, replaced = (
-            [p for p in paths if p not in changed] for paths in (known.made, known.replaced)
-        )
-        store.set_baseline(name, path, Baseline(tree, (), made, replaced, taken))
-    return UpdateReport(save, work.taken, work.deleted, work.conflicts, found.problems)
+        root = Root(path)
+        try:
+            work.compare(root)
+        finally:
+            root.close()
+        save = latest
+        if work.taken or work.deleted:
+            tree, packs = add_tree(store, work.merged)
+            save = SaveInfo.planned(
+                name, kind="import", parent=latest.id, notebook=notebook or latest.notebook
+            )
+            save = publish_tree(store, save, tree, [*hints, *found.packs, *packs])
+        if work.now != before or not known.root:
+            tree, _ = add_tree(store, work.now)
+            changed = {*work.taken, *work.agreed}
+            made, replaced = (
+                [p for p in paths if p not in changed] for paths in (known.made, known.replaced)
+            )
+            store.set_baseline(name, path, Baseline(tree, (), made, replaced, taken))
+        return UpdateReport(save, work.taken, work.deleted, work.conflicts, found.problems)
 
 
 @dataclass
