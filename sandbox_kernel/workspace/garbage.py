@@ -115,12 +115,10 @@ def _collect(
             f"The store {store.url} lacks {len(left)} objects of its saves. Nothing was deleted; "
             f"`sandbox-kernel workspace verify` lists the saves."
         )
-    small = [n for n, found in needed.items() if found and sizes.get(n, 0) < _SMALL]
-    rewrite = [
-        name
-        for name, found in needed.items()
-        if found and _worth_rewriting(found, sizes.get(name, 0), len(small) > _MANY)
-    ]
+    used = {name: sum(at.stored for _, at in found) for name, found in needed.items() if found}
+    small = [name for name in used if sizes[name] < _SMALL]
+    rewrite = [n for n, size in used.items() if sizes[n] >= _SMALL and size < _SPARSE * sizes[n]]
+    rewrite += small if len(small) > _MANY else ()
     if rewrite:
         _rewrite(store, [item for name in rewrite for item in needed[name]])
         report.packs_rewritten = len(rewrite)
@@ -154,12 +152,6 @@ def _collect(
 
 def _all_roots(store: Store) -> set[bytes]:
     return {root for name in store.names(retired=True) for root in store.roots(name)}
-
-
-def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_small: bool) -> bool:
-    if size < _SMALL:
-        return many_small
-    return sum(at.stored for _, at in found) < _SPARSE * size
 
 
 class _Marks(dict[str, float]):

@@ -113,7 +113,6 @@ def scan_folder(
             Folder(),
             _rules(path, policy),
             _StoreSink(writer, progress),
-            full=False,
             max_files=quota.max_files,
             max_bytes=quota.max_bytes,
             prune=policy.mode == "globs",

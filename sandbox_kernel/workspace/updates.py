@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,11 +53,8 @@ def update_from_folder(
             set(known.made),
             os.path.relpath(os.path.realpath(notebook), path) if notebook else "",
         )
-        root = Root(path)
-        try:
+        with closing(Root(path)) as root:
             work.compare(root)
-        finally:
-            root.close()
         save = latest
         if work.taken or work.deleted:
             tree, packs = add_tree(store, work.merged)

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from contextlib import closing
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...wire.descriptors import receive_with_descriptors
@@ -214,8 +215,7 @@ class WorkspaceServer:
         rules = self._rules_for(messages, request)
         agreed, self._agreed = self._agreed, None
         full = agreed is None or agreed != (request["key"], request["base"])
-        offers = Offers(messages, root, chunks=not request["trees_only"])
-        try:
+        with closing(Offers(messages, root, chunks=not request["trees_only"])) as offers:
             for _ in range(_ROUNDS):
                 scan = Scan(
                     self._cache,
@@ -234,8 +234,6 @@ class WorkspaceServer:
                 for path in offers.changed:
                     self._forget(path)
                 offers.changed.clear()
-        finally:
-            offers.close()
         messages.send_json(
             Kind.RESULT,
             {
@@ -284,15 +282,7 @@ class WorkspaceServer:
         tell = _notes(messages)
         apply.finish(self._cache, tell)
         apply.close()
-        scan = Scan(
-            self._cache,
-            self._rules[1],
-            _Nowhere(tell),
-            full=False,
-            max_files=2**60,
-            max_bytes=2**60,
-            mapped=Mapped(self._root),
-        )
+        scan = Scan(self._cache, self._rules[1], _Nowhere(tell), mapped=Mapped(self._root))
         tree = scan.run(self._root).hex()
         if tree == request["tree"]:
             self._agreed = (request["key"], tree)

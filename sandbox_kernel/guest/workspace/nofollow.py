@@ -131,18 +131,10 @@ def pwrite_all(fd: int, data: "bytes | memoryview", offset: int) -> None:
         offset += written
 
 
-class Holes:
-    """The holes of a sparse file; to be asked in ascending order."""
-
-    def __init__(self, file: int, size: int) -> None:
-        self._file = file
-        self._size = size
-        self._data = 0  # start of the next data
-
-    def covers(self, offset: int, length: int) -> bool:
-        if self._data < offset + length:
-            try:
-                self._data = os.lseek(self._file, offset, os.SEEK_DATA)
-            except OSError:
-                self._data = self._size  # a hole up to the end
-        return self._data >= offset + length
+def next_data(fd: int, offset: int, size: int) -> int:
+    """Where data begins at or behind an offset of a file; ``size`` if there is a hole up to the
+    end."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError:
+        return size

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Set,
 
 from .ignore_file import Rules
 from .mapped_files import Mapped
-from .nofollow import FOLDER, READ, Holes, pread_exactly
+from .nofollow import FOLDER, READ, next_data, pread_exactly
 from .parallel_stat import ParallelStat
 from .scan_cache import Folder, Item, signature_of, time_of
 from .survey import TooMuch, survey
@@ -62,9 +62,9 @@ class Scan:
         rules: Rules,
         sink: Sink,
         *,
-        full: bool,
-        max_files: int,
-        max_bytes: int,
+        full: bool = False,
+        max_files: int = 2**60,
+        max_bytes: int = 2**60,
         prune: bool = False,
         mapped: "Optional[Mapped]" = None,
     ) -> None:
@@ -366,10 +366,13 @@ class Scan:
         """The chunks of a file and their bytes; None if it got shorter."""
         size, total = status.st_size, 0
         chunks: List[Any] = []
-        holes = Holes(file, size) if status.st_blocks * 512 < size else None
+        sparse, data_at = status.st_blocks * 512 < size, 0
         for index in range(chunk_count(size)):
             length = chunk_length(size, index)
-            if holes is not None and holes.covers(index * CHUNK, length):
+            end = index * CHUNK + length
+            if sparse and data_at < end:
+                data_at = next_data(file, index * CHUNK, size)
+            if sparse and data_at >= end:
                 if chunks and isinstance(chunks[-1], int):
                     chunks[-1] += 1
                 else:

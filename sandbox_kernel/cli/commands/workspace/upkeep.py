@@ -87,9 +87,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def add_rm(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "rm", _rm, name=False)
+    parser = add_workspace_command(commands, "rm", _rm, name=False, at="only this save")
     parser.add_argument("names", nargs="+", metavar="NAME", type=workspace_name, help=NAME_HELP)
-    parser.add_argument("--at", default="", metavar="SAVE", help="only this save")
 
 
 def _rm(arguments: argparse.Namespace) -> int:
