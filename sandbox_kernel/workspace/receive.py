@@ -17,6 +17,7 @@ from typing import Any
 
 from sandbox_kernel.errors import PacksGone, StoreDamaged, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.helper import GONE, OFFER_SIZE
+from sandbox_kernel.guest.workspace.ignore_file import identity
 from sandbox_kernel.guest.workspace.messages import Kind, Messages
 from sandbox_kernel.guest.workspace.tree_format import (
     CHUNK,
@@ -195,7 +196,7 @@ class Receiver:
                 "trees_only": self.writer is None,
                 "max_files": self.quota.max_files,
                 "max_bytes": self.quota.max_bytes,
-                "ignore": ignore.identity(text),
+                "ignore": identity(text),
                 "rules": ignore.rules(text),
             },
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,10 @@ async def hydrate(
     if save is None:
         return HydrateReport(None, 0, 0, 0, 0.0)
     handle = sandbox.handle
-    work = partial(
-        hydrate_over,
-        store=store,
-        save=save,
-        sandbox=handle.name,
-        folder=handle.workdir,
-        exact=exact,
-    )
+
+    def work(talk: Talk) -> HydrateReport:
+        return hydrate_over(talk, store, save, handle.name, handle.workdir, exact=exact)
+
     return await background.run(converse(sandbox, name, work, progress))
 
 
@@ -138,53 +133,45 @@ def make_plan(
 ) -> HydratePlan:
     """Plan how to turn the tree ``old`` into ``new``. Both must be validated."""
     plan = HydratePlan()
-    _compare(plan, read_old, old, read_new, new, "", exact)
+    others = plan.others
+
+    def compare(old: bytes, new: bytes, prefix: str) -> None:
+        before = {entry.name: entry for entry in entries_of(read_old, old)} if old else {}
+        for entry in entries_of(read_new, new):
+            was = before.pop(entry.name, None)
+            if was == entry:
+                continue
+            path = prefix + entry.name
+            if was is not None and was.kind != entry.kind:
+                others["delete"].append(path)
+                was = None
+            if entry.kind == "d":
+                others["folders"].append((path, entry.mode, entry.mtime, was is None))
+                inner = was.tree if was is not None else b""
+                if inner != entry.tree:
+                    compare(inner, entry.tree, path + "/")
+            elif entry.kind == "l":
+                others["links"].append((path, entry.mtime, entry.target))
+            elif entry.kind == "h":
+                others["hard"].append((path, entry.target))
+            elif was is not None and (was.size, was.chunks) == (entry.size, entry.chunks):
+                others["meta"].append((path, entry.encoded()))
+            else:
+                plan.files.append((path, entry, was))
+        if exact:
+            others["delete"] += [prefix + name for name in before]
+
+    compare(old, new, "")
     if links and plan.files:
         # A rewritten file is a new inode: link to it again.
         written = {path for path, _, _ in plan.files}
-        planned = {path for path, _ in plan.others["hard"]}
-        plan.others["hard"] += [
+        planned = {path for path, _ in others["hard"]}
+        others["hard"] += [
             (path, entry.target)
             for path, entry in walk(read_new, new)
             if entry.kind == "h" and entry.target in written and path not in planned
         ]
     return plan
-
-
-def _compare(
-    plan: HydratePlan,
-    read_old: Read,
-    old: bytes,
-    read_new: Read,
-    new: bytes,
-    prefix: str,
-    exact: bool,
-) -> None:
-    before = {entry.name: entry for entry in entries_of(read_old, old)} if old else {}
-    others = plan.others
-    for entry in entries_of(read_new, new):
-        was = before.pop(entry.name, None)
-        if was == entry:
-            continue
-        path = prefix + entry.name
-        if was is not None and was.kind != entry.kind:
-            others["delete"].append(path)
-            was = None
-        if entry.kind == "d":
-            others["folders"].append((path, entry.mode, entry.mtime, was is None))
-            inner = was.tree if was is not None else b""
-            if inner != entry.tree:
-                _compare(plan, read_old, inner, read_new, entry.tree, path + "/", exact)
-        elif entry.kind == "l":
-            others["links"].append((path, entry.mtime, entry.target))
-        elif entry.kind == "h":
-            others["hard"].append((path, entry.target))
-        elif was is not None and (was.size, was.chunks) == (entry.size, entry.chunks):
-            others["meta"].append((path, entry.encoded()))
-        else:
-            plan.files.append((path, entry, was))
-    if exact:
-        others["delete"] += [prefix + name for name in before]
 
 
 @dataclass(frozen=True)

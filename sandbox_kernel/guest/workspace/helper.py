@@ -4,7 +4,6 @@ A scan offers its objects to the host in batches, and the host answers which one
 helper remembers its last scan, so the next persist is cheap.
 """
 
-import hashlib
 import json
 import os
 import socket
@@ -16,7 +15,7 @@ from contextlib import closing
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...wire.descriptors import receive_with_descriptors
-from .ignore_file import IgnoreRefused, Rules, read_ignore
+from .ignore_file import IgnoreRefused, Rules, identity, read_ignore
 from .mapped_files import Mapped
 from .messages import Ended, Kind, Messages
 from .nofollow import Root, pread_exactly
@@ -263,9 +262,8 @@ class WorkspaceServer:
 
     def _rules_for(self, messages: Messages, request: Dict[str, Any]) -> Rules:
         text = read_ignore(self._root)
-        identity = hashlib.sha256(text).hexdigest() if text else ""
         rules = request["rules"]
-        if identity != request["ignore"]:
+        if identity(text) != request["ignore"]:
             messages.send(Kind.IGNORE, text)
             kind, payload = messages.receive()
             if kind != Kind.RULES:

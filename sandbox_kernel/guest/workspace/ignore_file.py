@@ -1,5 +1,6 @@
 """The ignore file of a folder, and the rules that the host compiles from it."""
 
+import hashlib
 import os
 import re
 import stat
@@ -34,6 +35,11 @@ class IgnoreRefused(Exception):
             "%s cannot be obeyed (%s), so nothing was read from this folder: the file may exclude "
             "it. Fix or delete the file." % (path, why)
         )
+
+
+def identity(text: bytes) -> str:
+    """A hash of an ignore file; empty for none."""
+    return hashlib.sha256(text).hexdigest() if text else ""
 
 
 def read_ignore(root: str) -> bytes:
