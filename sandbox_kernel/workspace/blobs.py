@@ -207,32 +207,25 @@ class FsspecBlobs:
 
         self._try(f"write {path}", write)
 
-    def _listed(self, folder: str) -> list[dict[str, Any]]:
+    def files(self, folder: str, kind: str = "file") -> dict[str, int]:
         def look() -> list[dict[str, Any]]:
             self._fs.invalidate_cache()
             return list(self._fs.ls(self._path(folder), detail=True))
 
-        try:
-            return self._try(f"list {folder}", look)
-        except FileNotFoundError:
-            return []
-
-    def files(self, folder: str) -> dict[str, int]:
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            found = self._try(f"list {folder}", look)
         return {
-            posixpath.basename(found["name"]): int(found["size"] or 0)
-            for found in self._listed(folder)
-            if found["type"] == "file"
+            posixpath.basename(one["name"].rstrip("/")): int(one.get("size") or 0)
+            for one in found
+            if one["type"] == kind
         }
 
     def names(self, folder: str) -> list[str]:
         return list(self.files(folder))
 
     def folders(self, folder: str) -> list[str]:
-        return sorted(
-            posixpath.basename(found["name"].rstrip("/"))
-            for found in self._listed(folder)
-            if found["type"] == "directory"
-        )
+        return sorted(self.files(folder, "directory"))
 
     def delete(self, path: str, *, tidy: bool = True) -> None:
         with contextlib.suppress(FileNotFoundError):

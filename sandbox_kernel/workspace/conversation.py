@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -137,22 +138,15 @@ class Patience:
     enough of it, else it could hold the conversation open for ever.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        files: int = _FILES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, sock: socket.socket, *, files: int = _FILES) -> None:
         self._step = files
         self._limit = sock.gettimeout() or LONGEST
-        self._clock = clock
-        self._started = self._moved_at = clock()
+        self._started = self._moved_at = time.monotonic()
         self._files = self._bytes = 0
 
     def moved(self) -> None:
         """Requested data has arrived."""
-        self._moved_at = self._clock()
+        self._moved_at = time.monotonic()
         if self._moved_at - self._started > LONGEST:
             raise Stalled(f"it takes longer than {LONGEST / 3600:g} hours")
 
@@ -161,7 +155,7 @@ class Patience:
         if files >= self._files + self._step or size >= self._bytes + _BYTES:
             self._files, self._bytes = max(files, self._files), max(size, self._bytes)
             self.moved()
-        elif self._clock() - self._moved_at > self._limit:
+        elif time.monotonic() - self._moved_at > self._limit:
             raise Stalled("it reports activity, but no progress")
 
 
@@ -206,7 +200,5 @@ def reported_failure(sandbox: str, message: dict[str, Any], quota: Quota) -> Wor
 
 def quiet_close(sock: socket.socket) -> None:
     """Shut a conversation down from any thread: its reader and writer wake up with ``Ended``."""
-    try:
+    with suppress(OSError):  # already closed
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # already closed

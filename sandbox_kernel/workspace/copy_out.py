@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.copy_stream import LENGTH
-from sandbox_kernel.guest.workspace.nofollow import CREATE, Root
+from sandbox_kernel.guest.workspace.nofollow import CREATE, Root, remove
 from sandbox_kernel.guest.workspace.tree_format import (
     MAX_DEPTH,
     MAX_SIZE,
@@ -86,7 +86,7 @@ class CopyWriter:
             self._file = -1
         if self._root.fd >= 0:
             if not self.done:
-                self._root.delete([self._temporary])
+                remove(self._root.fd, self._temporary)
             self._root.close()
 
     def _step(self) -> bool:
@@ -146,7 +146,16 @@ class CopyWriter:
             skipped = "neither a file nor a folder"
         if skipped:
             self.skipped.append(f"{printable(path)}: {skipped}")
-        self._begin(path, kind, header, size, skip=bool(skipped))
+        *parents, last = self._parts(path)
+        self._header, self._left = header, size
+        if kind == "d" and not skipped:
+            os.mkdir(last, 0o700, dir_fd=self._root.folder(parents))
+            self._folders.append(([*parents, last], header["mode"], header["mtime"]))
+        elif kind == "f":
+            if not skipped:
+                self._file = os.open(last, CREATE, 0o600, dir_fd=self._root.folder(parents))
+            if not size:
+                self._end_of_file()
 
     def _checked(self, header: dict[str, Any]) -> tuple[str, str, int]:
         path, kind = header["path"], header["kind"]
@@ -162,20 +171,6 @@ class CopyWriter:
             checked_mode(header["mode"])
             checked_time(header["mtime"])
         return path, kind, checked_integer(header["size"], 0, MAX_SIZE) if kind == "f" else 0
-
-    def _begin(
-        self, path: str, kind: str, header: dict[str, Any], size: int, *, skip: bool
-    ) -> None:
-        *parents, last = self._parts(path)
-        self._header, self._left = header, size
-        if kind == "d" and not skip:
-            os.mkdir(last, 0o700, dir_fd=self._root.folder(parents))
-            self._folders.append(([*parents, last], header["mode"], header["mtime"]))
-        elif kind == "f":
-            if not skip:
-                self._file = os.open(last, CREATE, 0o600, dir_fd=self._root.folder(parents))
-            if not size:
-                self._end_of_file()
 
     def _end_of_file(self) -> None:
         if self._file >= 0:

@@ -40,29 +40,20 @@ class Guard:
             place[len(top) + 1 :] for place in places if f"{place}/".startswith(f"{top}/")
         }
 
-    def guarded_part(self, path: str) -> str:
-        """The path up to its guarded component; empty if the path may be written."""
+    def guarded(self, path: str) -> tuple[str, str] | None:
+        """The path up to its guarded component, and what that is; None if it may be written."""
         for own in self._own:
             if path == own or path.startswith(f"{own}/"):
-                return own
+                return own, "a folder of sandbox-kernel"
         if self.hidden:
-            return ""
-        return (
-            hidden_part(path)
-            or self._new_module(path)
-            or environment_part(path, self._is_environment)
-        )
-
-    def reason(self, part: str) -> str:
-        """Why a ``guarded_part`` is not written."""
-        what = "a part of a Python environment"
-        if part in self._own:
-            what = "a folder of sandbox-kernel"
-        elif hidden_part(part):
-            what = "hidden"
-        elif self._new_module(part):
-            what = "a new module in a folder that this Python process imports from"
-        return f"{what}; programs here could obey it"
+            return None
+        if part := hidden_part(path):
+            return part, "hidden"
+        if part := self._new_module(path):
+            return part, "a new module in a folder that this Python process imports from"
+        if part := environment_part(path, self._is_environment):
+            return part, "a part of a Python environment"
+        return None
 
     def _new_module(self, path: str) -> str:
         """The path up to a module or package that is new here, and that this process would import.
@@ -125,7 +116,7 @@ def stays_inside(path: str, target: str) -> bool:
     return up <= path.count("/") and ".." not in parts[up:]
 
 
-def why_not_link(path: str, target: str, lookup: Lookup, guarded: Callable[[str], str]) -> str:
+def why_not_link(path: str, target: str, lookup: Lookup, guarded: Callable[[str], object]) -> str:
     """Why a symlink at ``path`` must not be made; empty if it may. Follows it through all symlinks
     that ``lookup`` knows; it must not lead out of the folder or to a ``guarded`` path."""
     left = _MOST_STEPS

@@ -16,12 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_kernel.errors import (
-    ExportConflict,
-    QuotaExceeded,
-    WorkspaceError,
-    WorkspaceRefused,
-)
+from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.nofollow import CREATE, pwrite_all
 from sandbox_kernel.guest.workspace.scan_cache import Signature
 from sandbox_kernel.guest.workspace.tree_format import CHUNK, chunk_length, name_bytes, path_parts
@@ -38,15 +33,13 @@ from sandbox_kernel.workspace.reports import (
     SaveInfo,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
-from sandbox_kernel.workspace.trash import Trash
-from sandbox_kernel.workspace.trees import Entry, Totals, plain, same_contents, walk
+from sandbox_kernel.workspace.trash import DELETED, REPLACED, Trash
+from sandbox_kernel.workspace.trees import Entry, plain, same_contents, walk
 
 HARMLESS_MODES = 0o755
 _MOST_LISTED = 20
 
 
-@claiming
 def export(
     store: Store,
     name: str,
@@ -77,39 +70,38 @@ def export(
     ``notebook`` is never written or deleted. QuotaExceeded if the files, holes included, exceed
     the quota; a mirror leaves out sparse files instead.
     """
-    save = store.find(name, at)
-    quota = quota or Quota()
-    _check_size(save, store.check(save), quota)
-    target = HostFolder(os.path.realpath(folder))
-    trash = Trash(target.root.fd, target.path)
-    try:
-        kept = os.path.relpath(os.path.realpath(notebook), target.path) if notebook else ""
-        work = _Export(store, save, target, trash, kept, mirror, overwrite, hidden, quota)
-        work.compare()
-        if delete:
-            work.find_deleted(imported=delete_imported)
-        if work.conflicts and not mirror:
-            listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
-            raise ExportConflict(
-                f"{len(work.conflicts)} files in {target.path} have changed there, or are not from "
-                f"this workspace, and would be overwritten: {listed}. Nothing was written. Move "
-                f"them away, or export with --overwrite."
+    with store.saving():
+        save = store.find(name, at)
+        quota = quota or Quota()
+        totals = store.check(save)
+        count = totals.files + totals.folders
+        if totals.bytes > quota.max_bytes or count > quota.max_files:
+            raise QuotaExceeded(
+                f"The save {save.id} of {save.workspace!r} has {count} files and folders with "
+                f"{totals.bytes} bytes; {quota.max_files} and {quota.max_bytes} are allowed. "
+                f"Nothing was written. Raise the limits with --max-files and --max-bytes."
             )
-        return work.write(progress)
-    except OSError as error:
-        raise WorkspaceError(f"Exporting {name!r} to {target.path} failed: {error}") from error
-    finally:
-        trash.close()
-        target.root.close()
-
-
-def _check_size(save: SaveInfo, totals: Totals, quota: Quota) -> None:
-    if totals.bytes > quota.max_bytes or totals.files + totals.folders > quota.max_files:
-        raise QuotaExceeded(
-            f"The save {save.id} of {save.workspace!r} has {totals.files + totals.folders} files "
-            f"and folders with {totals.bytes} bytes; {quota.max_files} and {quota.max_bytes} are "
-            f"allowed. Nothing was written. Raise the limits with --max-files and --max-bytes."
-        )
+        target = HostFolder(os.path.realpath(folder))
+        trash = Trash(target.root.fd, target.path)
+        try:
+            kept = os.path.relpath(os.path.realpath(notebook), target.path) if notebook else ""
+            work = _Export(store, save, target, trash, kept, mirror, overwrite, hidden, quota)
+            work.compare()
+            if delete:
+                work.find_deleted(imported=delete_imported)
+            if work.conflicts and not mirror:
+                listed = ", ".join(printable(p) for p in work.conflicts[:_MOST_LISTED])
+                raise ExportConflict(
+                    f"{len(work.conflicts)} files in {target.path} have changed there, or are not "
+                    f"from this workspace, and would be overwritten: {listed}. Nothing was "
+                    f"written. Move them away, or export with --overwrite."
+                )
+            return work.write(progress)
+        except OSError as error:
+            raise WorkspaceError(f"Exporting {name!r} to {target.path} failed: {error}") from error
+        finally:
+            trash.close()
+            target.root.close()
 
 
 @dataclass
@@ -159,15 +151,15 @@ class _Export:
             if path not in self._after:
                 self._skip(path, "a hard link to a missing file")
         too_big = self._too_big()
-        guarded: dict[str, None] = {}
+        guarded: dict[str, str] = {}
         blocked = ""
         for path, entry in self._after.items():
             before = self._before.get(path)
             if path in too_big or (blocked and path.startswith(blocked)):
                 continue
-            if part := self._guard.guarded_part(path):
+            if found := self._guard.guarded(path):
                 if entry.kind != "d" and not same_contents(entry, before):
-                    guarded[part] = None
+                    guarded.setdefault(*found)
             elif path == self.notebook:
                 if not same_contents(entry, before):
                     self._skip(path, "the notebook itself is never written")
@@ -180,8 +172,8 @@ class _Export:
                 self._compare_link(path, entry, before)
             else:
                 self._compare_file(path, entry, before)
-        for part in guarded:
-            self._skip(part, self._guard.reason(part))
+        for part, what in guarded.items():
+            self._skip(part, f"{what}; programs here could obey it")
 
     def _skip(self, path: str, reason: object) -> None:
         self.skipped.append(f"{printable(path)}: {reason}")
@@ -211,7 +203,7 @@ class _Export:
         for path, entry in self._before.items():
             if path in self._after or entry.kind != "f" or path == self.notebook:
                 continue
-            if self._guard.guarded_part(path) or not (imported or path in self._made):
+            if self._guard.guarded(path) or not (imported or path in self._made):
                 continue
             self._seen[path] = self.target.signature(path)
             if self.target.has_file(path, entry):
@@ -256,22 +248,19 @@ class _Export:
             self._write.append((path, entry))
 
     def _compare_link(self, path: str, entry: Entry, before: Entry | None) -> None:
-        reason = why_not_link(path, entry.target, self._targets, self._guard.guarded_part)
+        reason = why_not_link(path, entry.target, self._targets, self._guard.guarded)
         if reason:
             self._skip(path, reason)
             return
         status = self._status(path)
-        if status is None:
+        is_link = status is not None and stat.S_ISLNK(status.st_mode)
+        here = self.target.link_target(path) if is_link else ""
+        as_known = self.overwrite or (before is not None and before.target == here)
+        if here == entry.target:
+            self._unchanged += 1
+            self._now[path] = entry
+        elif status is None or (is_link and as_known):
             self._links.append((path, entry))
-        elif stat.S_ISLNK(status.st_mode):
-            here = self.target.link_target(path)
-            if here == entry.target:
-                self._unchanged += 1
-                self._now[path] = entry
-            elif self.overwrite or (before is not None and before.target == here):
-                self._links.append((path, entry))
-            else:
-                self.conflicts.append(path)
         else:
             self.conflicts.append(path)
 
@@ -287,7 +276,7 @@ class _Export:
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
-            return self.target.root.status(path_parts(path))
+            return self.target.root.status(path)
         except OSError as error:
             raise WorkspaceRefused(
                 f"{printable(path)} cannot be written in {self.target.path}: a file or symlink is "
@@ -310,7 +299,7 @@ class _Export:
         made: list[tuple[str, Entry]] = []
         for path, entry in self._folders:
             with self._each(path), contextlib.suppress(FileExistsError):
-                folder, name = self.target.parent(path)
+                folder, name = self.target.root.parent(path)
                 os.mkdir(name, 0o700, dir_fd=folder)
                 made.append((path, entry))
         total = sum(entry.size for _, entry in self._write)
@@ -332,7 +321,7 @@ class _Export:
         for path in self._delete:
             if self._is_as_seen(path):
                 with self._each(path):
-                    self.trash.take(self.target.parent(path)[0], path_parts(path))
+                    self.trash.put(DELETED, self.target.root.parent(path)[0], path)
                     del self._now[path]
                     deleted.append(path)
         self.trash.tidy()
@@ -394,5 +383,5 @@ class _Export:
             finally:
                 os.close(fd)
             if path in self._keep:
-                self.trash.keep(folder, path_parts(path))
+                self.trash.put(REPLACED, folder, path)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

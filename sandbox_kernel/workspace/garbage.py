@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from sandbox_kernel.errors import SandboxError, StoreDamaged, StoreError, WorkspaceNotFound
 from sandbox_kernel.workspace import store_users
+from sandbox_kernel.workspace.blobs import Blobs
 from sandbox_kernel.workspace.packs import Location
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Entry, Totals, totals_of
+from sandbox_kernel.workspace.trees import Totals, chunks_below
 
 GRACE = 7 * 24 * 3600.0
 _SPARSE = 0.5
@@ -54,20 +55,13 @@ class VerifyReport:
 
 def _below(store: Store, roots: Iterable[bytes]) -> set[bytes]:
     """Every object of these trees, themselves included. StoreDamaged."""
-    live: set[bytes] = set()
-    memory: dict[bytes, Totals] = {}
+    trees: set[bytes] = set()
 
     def read(hash_: bytes) -> bytes:
-        live.add(hash_)
+        trees.add(hash_)
         return store.read(hash_)
 
-    def learn(entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            live.update(hash_ for _, hash_, _ in entry.pieces())
-
-    for root in roots:
-        totals_of(read, root, memory, on_entries=learn)
-    return live
+    return chunks_below(read, roots, {}) | trees
 
 
 def collect(
@@ -106,7 +100,7 @@ def _collect(
     seen = _all_roots(store)
     store.packs.refresh()
     sizes = store.packs.sizes()
-    unused, doomed = _marks(store, "unused"), _marks(store, "doomed")
+    unused, doomed = _Marks(store.blobs, "unused"), _Marks(store.blobs, "doomed")
     live = _below(store, seen)
     needed: dict[str, list[tuple[bytes, Location]]] = {name: [] for name in sizes}
     left = set(live)
@@ -121,33 +115,37 @@ def _collect(
             f"The store {store.url} lacks {len(left)} objects of its saves. Nothing was deleted; "
             f"`sandbox-kernel workspace verify` lists the saves."
         )
-    small = [n for n, found in needed.items() if found and sizes.get(n, 0) < _SMALL]
-    rewrite = [
-        name
-        for name, found in needed.items()
-        if found and _worth_rewriting(found, sizes.get(name, 0), len(small) > _MANY)
-    ]
+    used = {name: sum(at.stored for _, at in found) for name, found in needed.items() if found}
+    small = [name for name in used if sizes[name] < _SMALL]
+    rewrite = [n for n, size in used.items() if sizes[n] >= _SMALL and size < _SPARSE * sizes[n]]
+    rewrite += small if len(small) > _MANY else ()
     if rewrite:
         _rewrite(store, [item for name in rewrite for item in needed[name]])
         report.packs_rewritten = len(rewrite)
     garbage = [name for name, found in needed.items() if not found or name in rewrite]
     for name in {*needed, *unused, *doomed}.difference(garbage):  # needed again, or gone
-        _unmark(store, name, unused, doomed)
-    ripe = _mark(store, garbage, unused, doomed, grace, now())
+        doomed.remove(name)
+        unused.remove(name)
+    marked = now()
+    for name in garbage:
+        unused.add(name, marked)
+        if grace <= 0 or marked - unused[name] >= grace:
+            doomed.add(name, marked)
     # Claims before saves: a save is seen here, or is published, or has seen the marks.
     going_on = store_users.claims(store.blobs, but=claim)
     late = _below(store, _all_roots(store) - seen)
     report.saving = sum(one.kind == "save" for one in going_on)
     for name in garbage:
-        if name not in ripe or any(one.since <= ripe[name] + store_users.SKEW for one in going_on):
+        since = doomed.get(name)
+        if since is None or any(one.since <= since + store_users.SKEW for one in going_on):
             report.waiting += 1
-        elif late and any(hash_ in late for hash_, _ in store.packs.records(name)):
-            _unmark(store, name, unused, doomed)
-        else:
+            continue
+        if not late or all(hash_ not in late for hash_, _ in store.packs.records(name)):
             store.packs.delete(name)
-            _unmark(store, name, unused, doomed)
             report.packs_deleted += 1
             report.bytes_freed += sizes[name]
+        doomed.remove(name)
+        unused.remove(name)
     store.blobs.tidy()
     return report
 
@@ -156,47 +154,25 @@ def _all_roots(store: Store) -> set[bytes]:
     return {root for name in store.names(retired=True) for root in store.roots(name)}
 
 
-def _worth_rewriting(found: Sequence[tuple[bytes, Location]], size: int, many_small: bool) -> bool:
-    if size < _SMALL:
-        return many_small
-    return sum(at.stored for _, at in found) < _SPARSE * size
+class _Marks(dict[str, float]):
+    """Packs that are marked as ``unused`` or ``doomed``, and since when: a file for each."""
 
+    def __init__(self, blobs: Blobs, folder: str) -> None:
+        super().__init__()
+        self._blobs, self._folder = blobs, folder
+        for file in blobs.names(folder):
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # is marked again
+                since = json.loads(blobs.get(f"{folder}/{file}"))["since"]
+                self[file.removesuffix(".json")] = float(since)
 
-def _marks(store: Store, folder: str) -> dict[str, float]:
-    found = {}
-    for file in store.blobs.names(folder):
-        name = file.removesuffix(".json")
-        try:
-            found[name] = float(json.loads(store.blobs.get(f"{folder}/{file}"))["since"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            continue  # marked again
-    return found
+    def add(self, name: str, now: float) -> None:
+        if name not in self:
+            self[name] = now
+            self._blobs.put(f"{self._folder}/{name}.json", json.dumps({"since": now}).encode())
 
-
-def _mark(
-    store: Store,
-    garbage: Iterable[str],
-    unused: dict[str, float],
-    doomed: dict[str, float],
-    grace: float,
-    now: float,
-) -> dict[str, float]:
-    """Mark unused packs, and doom those whose grace time is over. Doomed packs, and since when."""
-    for name in garbage:
-        if name not in unused:
-            unused[name] = now
-            store.blobs.put(f"unused/{name}.json", json.dumps({"since": now}).encode())
-        if name not in doomed and (grace <= 0 or now - unused[name] >= grace):
-            doomed[name] = now
-            store.blobs.put(f"doomed/{name}.json", json.dumps({"since": now}).encode())
-    return doomed
-
-
-def _unmark(store: Store, name: str, unused: dict[str, float], doomed: dict[str, float]) -> None:
-    if doomed.pop(name, None) is not None:
-        store.blobs.delete(f"doomed/{name}.json")
-    if unused.pop(name, None) is not None:
-        store.blobs.delete(f"unused/{name}.json")
+    def remove(self, name: str) -> None:
+        if self.pop(name, None) is not None:
+            self._blobs.delete(f"{self._folder}/{name}.json")
 
 
 def _rewrite(store: Store, items: Sequence[tuple[bytes, Location]]) -> None:
@@ -229,15 +205,9 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     report.objects = len(whole)
     memory: dict[bytes, Totals] = {}
     for workspace, id_ in saves:
-        missing: set[bytes] = set()
-
-        def learn(entries: Sequence[Entry], missing: set[bytes] = missing) -> None:
-            for entry in entries:
-                missing.update(h for _, h, _ in entry.pieces() if h not in whole)
-
         try:
-            save = store.load(workspace, id_)
-            totals_of(store.read, bytes.fromhex(save.root), memory, on_entries=learn)
+            root = bytes.fromhex(store.load(workspace, id_).root)
+            missing = chunks_below(store.read, [root], memory) - whole
         except WorkspaceNotFound:
             continue  # deleted or moved
         except SandboxError as error:

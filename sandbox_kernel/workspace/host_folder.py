@@ -11,14 +11,7 @@ from collections.abc import Iterable, Iterator
 from sandbox_kernel.errors import WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.nofollow import CREATE, Root, pread_exactly
 from sandbox_kernel.guest.workspace.scan_cache import Signature, signature_of
-from sandbox_kernel.guest.workspace.tree_format import (
-    CHUNK,
-    RESERVED,
-    chunk_length,
-    digest,
-    name_text,
-    path_parts,
-)
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, RESERVED, digest, name_text
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace.trees import Entry
@@ -45,27 +38,22 @@ class HostFolder:
         except OSError as error:
             raise WorkspaceError(f"The folder {path} cannot be used: {error}") from error
 
-    def parent(self, path: str) -> tuple[int, bytes]:
-        """A descriptor of the folder that holds a path, and the name in it. OSError."""
-        *parents, name = path_parts(path)
-        return self.root.folder(parents), name
-
     def signature(self, path: str) -> Signature | None:
         """Changes when the file does; None if there is none."""
         with contextlib.suppress(OSError):
-            status = self.root.status(path_parts(path))
+            status = self.root.status(path)
             return signature_of(status) if status is not None else None
         return None
 
     def link_target(self, path: str) -> str:
         """The target of a symlink. OSError."""
-        folder, name = self.parent(path)
+        folder, name = self.root.parent(path)
         return name_text(os.readlink(name, dir_fd=folder))
 
     def has_file(self, path: str, entry: Entry) -> bool:
         """Whether a file is there with the contents of an entry. Does not read holes."""
         try:
-            fd = self.root.read(path_parts(path))
+            fd = self.root.read(path)
         except OSError:
             return False
         try:
@@ -76,7 +64,7 @@ class HostFolder:
     @contextlib.contextmanager
     def temporary(self, path: str) -> Iterator[tuple[int, bytes, bytes]]:
         """The folder of a path, a temporary name in it, and its own name, to be renamed to."""
-        folder, name = self.parent(path)
+        folder, name = self.root.parent(path)
         temporary = f"{RESERVED}export-{secrets.token_hex(8)}".encode()
         try:
             yield folder, temporary, name
@@ -115,18 +103,13 @@ def refuse_collisions(paths: Iterable[str]) -> None:
 def _has_contents(fd: int, entry: Entry) -> bool:
     if os.fstat(fd).st_size != entry.size:
         return False
-    index = 0
-    for chunk in entry.chunks:
-        if isinstance(chunk, int):
-            if not _is_zero(fd, index * CHUNK, min((index + chunk) * CHUNK, entry.size)):
-                return False
-            index += chunk
-            continue
-        length = chunk_length(entry.size, index)
-        if digest(pread_exactly(fd, length, index * CHUNK)).hex() != chunk:
+    end = 0
+    for index, hash_, length in entry.pieces():
+        start = index * CHUNK
+        if not _is_zero(fd, end, start) or digest(pread_exactly(fd, length, start)) != hash_:
             return False
-        index += 1
-    return True
+        end = start + length
+    return _is_zero(fd, end, entry.size)
 
 
 def _is_zero(fd: int, start: int, end: int) -> bool:

@@ -7,7 +7,6 @@ the sandbox applies them, so a hostile pattern harms nobody else.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 
 from pathspec import GitIgnoreSpec
@@ -30,11 +29,6 @@ DEFAULTS = (
 MOST_LINES = 4096
 Rule = tuple[str, bool]
 """A regular expression for a path (a folder's ends with a slash), and whether it is ignored."""
-
-
-def identity(text: bytes) -> str:
-    """A hash of an ignore file; empty for none."""
-    return hashlib.sha256(text).hexdigest() if text else ""
 
 
 @functools.lru_cache(16)

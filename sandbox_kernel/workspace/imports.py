@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceError
@@ -19,11 +20,11 @@ from sandbox_kernel.guest.workspace.ignore_file import (
 from sandbox_kernel.guest.workspace.scan import Scan
 from sandbox_kernel.guest.workspace.scan_cache import Folder, Item, time_of
 from sandbox_kernel.guest.workspace.survey import TooMuch
-from sandbox_kernel.guest.workspace.tree_format import pack
+from sandbox_kernel.guest.workspace.tree_format import TREE_KIND, pack
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.host_folder import own_folders
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
+from sandbox_kernel.workspace.packs import PackWriter
 from sandbox_kernel.workspace.reports import (
     Baseline,
     OnProgress,
@@ -34,7 +35,6 @@ from sandbox_kernel.workspace.reports import (
     UploadPolicy,
 )
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
 from sandbox_kernel.workspace.trees import Entry, build
 
 _GRANULARITY = 2.0
@@ -42,7 +42,6 @@ _GRANULARITY = 2.0
 _HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
 
 
-@claiming
 def import_folder(
     store: Store,
     name: str,
@@ -58,23 +57,24 @@ def import_folder(
     The files become the folder's baseline, by which a later ``export`` to the same folder sees
     which files have changed on the host.
     """
-    started, taken = time.monotonic(), time.time()
-    path = os.path.realpath(folder)
-    base, hints = store.begin(name)
-    found = scan_folder(store, path, policy, quota, progress)
-    save = SaveInfo.planned(
-        name,
-        kind="import",
-        parent=base.id if base is not None else "",
-        notebook=notebook,
-        problems=found.problems,
-    )
-    if base is None or base.root != found.root.hex():
-        save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
-    else:
-        save, new = base, False
-    store.set_baseline(name, path, Baseline(found.root, taken=taken))
-    return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
+    with store.saving():
+        started, taken = time.monotonic(), time.time()
+        path = os.path.realpath(folder)
+        base, hints = store.begin(name)
+        found = scan_folder(store, path, policy, quota, progress)
+        save = SaveInfo.planned(
+            name,
+            kind="import",
+            parent=base.id if base is not None else "",
+            notebook=notebook,
+            problems=found.problems,
+        )
+        if base is None or base.root != found.root.hex():
+            save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
+        else:
+            save, new = base, False
+        store.set_baseline(name, path, Baseline(found.root, taken=taken))
+        return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
 
 
 def publish_tree(store: Store, save: SaveInfo, root: bytes, packs: Sequence[str]) -> SaveInfo:
@@ -109,12 +109,10 @@ def scan_folder(
     quota = quota or Quota()
     policy = policy or UploadPolicy("folder", hidden=True)
     with store.writer() as writer:
-        sink = _StoreSink(store, writer, progress)
         scan = _HostScan(
             Folder(),
             _rules(path, policy),
-            sink,
-            full=False,
+            _StoreSink(writer, progress),
             max_files=quota.max_files,
             max_bytes=quota.max_bytes,
             prune=policy.mode == "globs",
@@ -132,7 +130,7 @@ def scan_folder(
             ) from None
         except OSError as error:
             raise WorkspaceError(f"The folder {path} cannot be read: {error}") from error
-    packs = [*sink.elsewhere, *writer.names]
+    packs = [*writer.elsewhere, *writer.names]
     return Scanned(root, scan.problems, packs, writer.plain_bytes)
 
 
@@ -141,43 +139,27 @@ def add_tree(store: Store, entries: Mapping[str, Entry]) -> tuple[bytes, list[st
     objects."""
     store.packs.refresh()
     with store.writer() as writer:
-        sink = _StoreSink(store, writer, lambda progress: None)
-        root = build(entries, sink.tree)
-    return root, [*sink.elsewhere, *writer.names]
+        root = build(entries, partial(_StoreSink(writer).add, TREE_KIND))
+    return root, [*writer.elsewhere, *writer.names]
 
 
 class _StoreSink:
     """A ``Sink`` that stores the objects which the store lacks."""
 
-    def __init__(self, store: Store, writer: PackWriter, progress: OnProgress) -> None:
-        self.elsewhere: set[str] = set()
-        self._store = store
+    def __init__(self, writer: PackWriter, progress: OnProgress = lambda progress: None) -> None:
         self._writer = writer
         self._seen: set[bytes] = set()
         self._progress = progress
 
-    def chunk(self, hash_: bytes, data: bytes) -> None:
-        self._add(CHUNK_KIND, hash_, data)
-
-    def known_chunk(self, hash_: bytes, path: str, index: int) -> None:
-        """Never called: a scan of the host starts with an empty cache."""
-
-    def tree(self, hash_: bytes, data: bytes) -> None:
-        self._add(TREE_KIND, hash_, data)
+    def add(self, kind: int, hash_: bytes, data: bytes | None, *_: object) -> None:
+        assert data is not None  # a scan of the host starts with an empty cache
+        if hash_ not in self._seen:
+            self._seen.add(hash_)
+            if not self._writer.need_not(hash_):
+                self._writer.add(kind, hash_, *pack(data), len(data))
 
     def progress(self, files: int, size: int) -> None:
         self._progress(Progress("scan", files, size))
-
-    def _add(self, kind: int, hash_: bytes, data: bytes) -> None:
-        if hash_ in self._seen:
-            return
-        self._seen.add(hash_)
-        at = self._store.packs.find(hash_)
-        if at is not None:
-            self.elsewhere.add(at.pack)
-            return
-        codec, packed = pack(data)
-        self._writer.add(kind, hash_, codec, packed, len(data))
 
 
 class _HostScan(Scan):

@@ -12,12 +12,12 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from sandbox_kernel.errors import StoreDamaged, StoreError
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, MAX_TREE, TREE_KIND, digest, unpack
 from sandbox_kernel.tunnel.background import Workers
 from sandbox_kernel.workspace.blobs import Blobs
 
@@ -28,7 +28,6 @@ RECORD = struct.Struct(">32sQIIBB")
 """hash, offset, stored length, plain length, codec (0 plain, 1 zlib), kind (0 chunk, 1 tree)"""
 FOOTER = struct.Struct(">QQ32s8s")
 """offset of the index, number of records, SHA-256 of the index, magic"""
-CHUNK_KIND, TREE_KIND = 0, 1
 PACK_SIZE = 16 * 2**20
 _TAIL = 64 * 1024
 _WINDOW, _GAP = 4 * 2**20, 64 * 1024
@@ -267,13 +266,15 @@ class PackWriter:
 
     def __init__(self, blobs: Blobs, packs: Packs) -> None:
         self.names: list[str] = []
+        self.elsewhere: set[str] = set()
+        """Packs with objects that need not be added."""
         self.plain_bytes = 0
         self._blobs = blobs
         self._packs = packs
         self._parts: list[bytes | memoryview] = [MAGIC]
         self._size = len(MAGIC)
         self._records: list[tuple[bytes, Location]] = []
-        self._name = new_pack_name()
+        self._name = _new_name()
         self._pool = Workers(1)
         self._writing: Future[None] | None = None
         self._written: list[tuple[str, list[tuple[bytes, Location]]]] = []
@@ -288,6 +289,13 @@ class PackWriter:
         self.plain_bytes += plain
         if self._size >= PACK_SIZE:
             self._flush()
+
+    def need_not(self, hash_: bytes) -> bool:
+        """Whether the store has an object, which then need not be added."""
+        at = self._packs.find(hash_)
+        if at is not None:
+            self.elsewhere.add(at.pack)
+        return at is not None
 
     def __enter__(self) -> PackWriter:
         return self
@@ -316,11 +324,11 @@ class PackWriter:
         self.names.append(name)
         self._writing = self._pool.submit(self._blobs.put, pack_path(name), *parts)
         self._parts, self._size, self._records = [MAGIC], len(MAGIC), []
-        self._name = new_pack_name()
+        self._name = _new_name()
 
 
-def new_pack_name(now: Callable[[], float] = time.time) -> str:
-    return f"{int(now()):010x}-{secrets.token_hex(10)}"
+def _new_name() -> str:
+    return f"{int(time.time()):010x}-{secrets.token_hex(10)}"
 
 
 def pack_path(name: str) -> str:

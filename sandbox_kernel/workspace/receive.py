@@ -17,8 +17,16 @@ from typing import Any
 
 from sandbox_kernel.errors import PacksGone, StoreDamaged, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.helper import GONE, OFFER_SIZE
+from sandbox_kernel.guest.workspace.ignore_file import identity
 from sandbox_kernel.guest.workspace.messages import Kind, Messages
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, MAX_TREE, digest, unpack
+from sandbox_kernel.guest.workspace.tree_format import (
+    CHUNK,
+    CHUNK_KIND,
+    MAX_TREE,
+    TREE_KIND,
+    digest,
+    unpack,
+)
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace import ignore
@@ -32,7 +40,7 @@ from sandbox_kernel.workspace.conversation import (
     parse_object,
     reported_failure,
 )
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND, PackWriter
+from sandbox_kernel.workspace.packs import PackWriter
 from sandbox_kernel.workspace.reports import OnProgress, Progress, Quota, SaveInfo, SaveReport
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Totals, totals_of
@@ -111,9 +119,11 @@ def _persist_once(
             if base is not None:
                 store.distrust(base)
             raise
-    new = base is None or base.root != found.root.hex()
-    if base is None or new:
+    if base is not None and base.root == found.root.hex():
+        made = base
+    else:
         talk.check()
+        packs = [*writer.elsewhere, *writer.names]
         made = store.publish(
             replace(
                 save,
@@ -122,13 +132,12 @@ def _persist_once(
                 files=found.totals.files,
                 bytes=found.totals.bytes,
                 problems=found.problems,
-                packs=[*hints, *receiver.elsewhere, *writer.names],
+                packs=[*hints, *packs],
             ),
-            {*receiver.relied_on, *receiver.elsewhere, *writer.names},
+            {*receiver.relied_on, *packs},
         )
-    else:
-        made = base
     receiver.agree(found)
+    new = made is not base
     return SaveReport(made, new, messages.received, writer.plain_bytes, time.monotonic() - started)
 
 
@@ -158,8 +167,6 @@ class Receiver:
     progress: OnProgress
 
     def __post_init__(self) -> None:
-        self.elsewhere: set[str] = set()
-        """Packs that already had objects which are new to this workspace."""
         self.relied_on: set[str] = set()
         """Packs with objects that the sandbox need not send."""
         self._trees: dict[bytes, tuple[int, bytes]] = {}
@@ -189,26 +196,28 @@ class Receiver:
                 "trees_only": self.writer is None,
                 "max_files": self.quota.max_files,
                 "max_bytes": self.quota.max_bytes,
-                "ignore": ignore.identity(text),
+                "ignore": identity(text),
                 "rules": ignore.rules(text),
             },
         )
+        taking = {
+            Kind.OFFER: self._offer,
+            Kind.OBJECT: self._object,
+            Kind.NOTE: self._note,
+            Kind.IGNORE: self._ignore,
+        }
         while True:
-            kind, payload = self._receive()
-            if kind == Kind.OFFER:
-                self._offer(payload)
-            elif kind == Kind.OBJECT:
-                self._object(payload)
-            elif kind == Kind.NOTE:
-                self._note(payload)
-            elif kind == Kind.IGNORE:
-                self._ignore(bytes(payload))
-            elif kind == Kind.RESULT:
+            try:
+                kind, payload = self.messages.receive()
+            except ValueError as error:
+                raise self._refused(str(error)) from None
+            if kind == Kind.RESULT:
                 return self._result(self._json(payload))
-            elif kind == Kind.FAILED:
+            if kind == Kind.FAILED:
                 raise reported_failure(self.sandbox, self._json(payload), self.quota)
-            else:
+            if kind not in taking:
                 raise self._refused(f"a message of kind {kind}")
+            taking[Kind(kind)](payload)
 
     def agree(self, found: ReceivedTree) -> None:
         """Confirm to the sandbox that everything is stored, and update the catalog."""
@@ -225,12 +234,6 @@ class Receiver:
         packed = self._trees.get(hash_)
         return None if packed is None else bytes(unpack(*packed, MAX_TREE))
 
-    def _receive(self) -> tuple[int, bytes | bytearray]:
-        try:
-            return self.messages.receive()
-        except ValueError as error:
-            raise self._refused(str(error)) from None
-
     def _offer(self, payload: bytes | bytearray) -> None:
         count, rest = divmod(len(payload), OFFER_SIZE)
         if rest or not 0 < count <= _MOST_OFFERS or len(self._expected) > 64 * _MOST_OFFERS:
@@ -245,17 +248,12 @@ class Receiver:
             kind, hash_ = payload[at], bytes(payload[at + 1 : at + OFFER_SIZE])
             if kind not in (CHUNK_KIND, TREE_KIND):
                 raise self._refused(f"an object of kind {kind}")
-            if not self._has(kind, hash_):
+            got = hash_ in (self._trees if kind == TREE_KIND else self._chunks)
+            unwanted = kind == CHUNK_KIND and self.writer is None  # trees only
+            if not (got or unwanted or self._known(kind, hash_)):
                 answer[number] = 1
                 self._expected.append((kind, hash_))
         self.messages.send(Kind.WANT, bytes(answer))
-
-    def _has(self, kind: int, hash_: bytes) -> bool:
-        if hash_ in (self._trees if kind == TREE_KIND else self._chunks):
-            return True
-        if kind == CHUNK_KIND and self.writer is None:
-            return True  # trees only
-        return self._known(kind, hash_)
 
     def _known(self, kind: int, hash_: bytes) -> bool:
         """Whether this workspace and the store have an object."""
@@ -302,12 +300,8 @@ class Receiver:
         most = min(_MOST_TREES, _FREE_TREES + _MOST_RATIO * self._packed_bytes)
         if self._tree_bytes > most or self._chunk_bytes > self.quota.max_bytes + _SLACK:
             raise self._refused("more data than the quota allows")
-        if self.writer is not None:
-            at = self.store.packs.find(hash_)
-            if at is None:
-                self.writer.add(kind, hash_, codec, data, len(plain))
-            else:
-                self.elsewhere.add(at.pack)
+        if self.writer is not None and not self.writer.need_not(hash_):
+            self.writer.add(kind, hash_, codec, data, len(plain))
         self._patience.moved()
         self.progress(Progress("receive", len(self._chunks), self._chunk_bytes + self._tree_bytes))
 
@@ -317,7 +311,8 @@ class Receiver:
         self._patience.reported(min(files, self.quota.max_files), min(size, self.quota.max_bytes))
         self.progress(Progress("scan", files, size))
 
-    def _ignore(self, text: bytes) -> None:
+    def _ignore(self, payload: bytes | bytearray) -> None:
+        text = bytes(payload)
         self._ignores_left -= 1
         if self._ignores_left < 0:
             raise self._refused("too many .sandboxignore files")

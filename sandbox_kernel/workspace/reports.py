@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
-DEFAULT_MAX_BYTES = 20 * 2**30
-DEFAULT_MAX_FILES = 500_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,8 @@ class Quota:
     """Limits of one workspace. Holes of sparse files count for an export; for a save they do not,
     up to a bound (``trees``)."""
 
-    max_bytes: int = DEFAULT_MAX_BYTES
-    max_files: int = DEFAULT_MAX_FILES
+    max_bytes: int = 20 * 2**30
+    max_files: int = 500_000
 
 
 @dataclass(frozen=True)
@@ -198,3 +197,9 @@ class UploadPolicy:
             value = [part.strip() for part in value.split(",")]
         globs = tuple(part for part in value if part)
         return cls("globs", globs) if globs else cls()
+
+
+def parsed(kind: type[T], values: dict[str, Any]) -> T:
+    """A dataclass from a stored file, which a later version may have written."""
+    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in values.items() if key in names})

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import WorkspaceRefused
 from sandbox_kernel.guest.workspace.messages import Ended, Kind, Messages, Stalled
-from sandbox_kernel.guest.workspace.write_files import FILL_HEADER, FILL_TARGET, expand
+from sandbox_kernel.guest.workspace.tree_format import pieces
+from sandbox_kernel.guest.workspace.write_files import FILL_HEADER, FILL_TARGET
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.workspace.conversation import (
     Attached,
@@ -43,6 +42,7 @@ from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Read, entries_of, walk
 
 _BATCH = 500
+_OTHERS = ("delete", "folders", "meta", "links", "hard")
 _UNBOUNDED = Quota(max_bytes=2**50, max_files=10_000_000)
 
 
@@ -65,14 +65,10 @@ async def hydrate(
     if save is None:
         return HydrateReport(None, 0, 0, 0, 0.0)
     handle = sandbox.handle
-    work = partial(
-        hydrate_over,
-        store=store,
-        save=save,
-        sandbox=handle.name,
-        folder=handle.workdir,
-        exact=exact,
-    )
+
+    def work(talk: Talk) -> HydrateReport:
+        return hydrate_over(talk, store, save, handle.name, handle.workdir, exact=exact)
+
     return await background.run(converse(sandbox, name, work, progress))
 
 
@@ -114,27 +110,22 @@ def hydrate_over(
     plan = make_plan(
         receiver.read, found.root, store.read, root, exact=exact, links=totals.links > 0
     )
-    sent = Sender(messages, store, sandbox, save, talk.progress).run(plan)
-    problems = sent.problems
-    if exact and sent.tree != root:
-        problems = [*problems, "the files in the sandbox are not exactly those of the save"]
-    return HydrateReport(
-        save, sent.files, sent.deleted, messages.sent, time.monotonic() - started, problems
-    )
+    sender = Sender(messages, store, sandbox, save, talk.progress)
+    tree, files, deleted, problems = sender.run(plan)
+    if exact and tree != root:
+        problems.append("the files in the sandbox are not exactly those of the save")
+    seconds = time.monotonic() - started
+    return HydrateReport(save, files, deleted, messages.sent, seconds, problems)
 
 
 @dataclass
 class HydratePlan:
     """The changes to make in the sandbox, by path."""
 
-    folders: list[tuple[str, int, int, bool]] = field(default_factory=list)
-    """New folders (True) and folders with changes; parents first."""
     files: list[tuple[str, Entry, Entry | None]] = field(default_factory=list)
     """Each with the file that it replaces."""
-    meta: list[tuple[str, Entry]] = field(default_factory=list)
-    links: list[tuple[str, Entry]] = field(default_factory=list)
-    hard: list[tuple[str, Entry]] = field(default_factory=list)
-    delete: list[str] = field(default_factory=list)
+    others: dict[str, list[Any]] = field(default_factory=lambda: {key: [] for key in _OTHERS})
+    """As STAGE has them. Folders: parents first, with mode, time, and whether they are new."""
 
 
 def make_plan(
@@ -142,61 +133,45 @@ def make_plan(
 ) -> HydratePlan:
     """Plan how to turn the tree ``old`` into ``new``. Both must be validated."""
     plan = HydratePlan()
-    _compare(plan, read_old, old, read_new, new, "", exact)
+    others = plan.others
+
+    def compare(old: bytes, new: bytes, prefix: str) -> None:
+        before = {entry.name: entry for entry in entries_of(read_old, old)} if old else {}
+        for entry in entries_of(read_new, new):
+            was = before.pop(entry.name, None)
+            if was == entry:
+                continue
+            path = prefix + entry.name
+            if was is not None and was.kind != entry.kind:
+                others["delete"].append(path)
+                was = None
+            if entry.kind == "d":
+                others["folders"].append((path, entry.mode, entry.mtime, was is None))
+                inner = was.tree if was is not None else b""
+                if inner != entry.tree:
+                    compare(inner, entry.tree, path + "/")
+            elif entry.kind == "l":
+                others["links"].append((path, entry.mtime, entry.target))
+            elif entry.kind == "h":
+                others["hard"].append((path, entry.target))
+            elif was is not None and (was.size, was.chunks) == (entry.size, entry.chunks):
+                others["meta"].append((path, entry.encoded()))
+            else:
+                plan.files.append((path, entry, was))
+        if exact:
+            others["delete"] += [prefix + name for name in before]
+
+    compare(old, new, "")
     if links and plan.files:
         # A rewritten file is a new inode: link to it again.
         written = {path for path, _, _ in plan.files}
-        planned = {path for path, _ in plan.hard}
-        plan.hard += [
-            (path, entry)
+        planned = {path for path, _ in others["hard"]}
+        others["hard"] += [
+            (path, entry.target)
             for path, entry in walk(read_new, new)
             if entry.kind == "h" and entry.target in written and path not in planned
         ]
     return plan
-
-
-def _compare(
-    plan: HydratePlan,
-    read_old: Read,
-    old: bytes,
-    read_new: Read,
-    new: bytes,
-    prefix: str,
-    exact: bool,
-) -> None:
-    before = {entry.name: entry for entry in entries_of(read_old, old)} if old else {}
-    after = entries_of(read_new, new)
-    for entry in after:
-        was = before.pop(entry.name, None)
-        if was == entry:
-            continue
-        path = prefix + entry.name
-        if was is not None and was.kind != entry.kind:
-            plan.delete.append(path)
-            was = None
-        if entry.kind == "d":
-            plan.folders.append((path, entry.mode, entry.mtime, was is None))
-            inner = was.tree if was is not None else b""
-            if inner != entry.tree:
-                _compare(plan, read_old, inner, read_new, entry.tree, path + "/", exact)
-        elif entry.kind == "l":
-            plan.links.append((path, entry))
-        elif entry.kind == "h":
-            plan.hard.append((path, entry))
-        elif was is not None and (was.size, was.chunks) == (entry.size, entry.chunks):
-            plan.meta.append((path, entry))
-        else:
-            plan.files.append((path, entry, was))
-    if exact:
-        plan.delete += [prefix + name for name in before]
-
-
-@dataclass(frozen=True)
-class Sent:
-    tree: bytes
-    files: int
-    deleted: int
-    problems: list[str]
 
 
 @dataclass(frozen=True)
@@ -209,7 +184,8 @@ class Sender:
     save: SaveInfo
     progress: OnProgress
 
-    def run(self, plan: HydratePlan) -> Sent:
+    def run(self, plan: HydratePlan) -> tuple[bytes, int, int, list[str]]:
+        """The resulting tree, the numbers of files written and deleted, and problems."""
         try:
             self._send(plan)
         except Stalled:
@@ -224,7 +200,7 @@ class Sender:
                 f"files may have changed or not."
             ) from None
 
-    def _outcome(self, most_files: int) -> Sent:
+    def _outcome(self, most_files: int) -> tuple[bytes, int, int, list[str]]:
         """The result that the sandbox reports. ValueError, KeyError or TypeError if invalid."""
         patience = Patience(self.messages.sock, files=1)
         while True:
@@ -234,10 +210,8 @@ class Sender:
                 raise reported_failure(self.sandbox, value, Quota())
             if kind == Kind.RESULT:
                 problems = checked_problems(value["problems"])
-                tree = bytes.fromhex(value["tree"])
-                return Sent(
-                    tree, checked_count(value["files"]), checked_count(value["deleted"]), problems
-                )
+                files, deleted = checked_count(value["files"]), checked_count(value["deleted"])
+                return bytes.fromhex(value["tree"]), files, deleted, problems
             if kind != Kind.NOTE:
                 raise ValueError(f"a message of kind {kind}")
             files = checked_count(value.get("files"))
@@ -246,15 +220,17 @@ class Sender:
 
     def _send(self, plan: HydratePlan) -> None:
         send = self.messages.send_json
-        for key, items in _batches(plan):
-            send(Kind.STAGE, {key: items})
+        files = [(n, path, entry.encoded()) for n, (path, entry, _) in enumerate(plan.files)]
+        for key, items in {**plan.others, "files": files}.items():
+            for start in range(0, len(items), _BATCH):
+                send(Kind.STAGE, {key: items[start : start + _BATCH]})
         wanted: dict[bytes, list[tuple[int, int]]] = {}
         total = 0
         for number, (path, entry, was) in enumerate(plan.files):
-            have = expand(was.chunks) if was is not None else []
+            have = dict(pieces(was.chunks)) if was is not None else {}
             reused = []
             for index, hash_, length in entry.pieces():
-                if index < len(have) and have[index] == hash_.hex():
+                if have.get(index) == hash_.hex():
                     reused.append(index)
                 else:
                     wanted.setdefault(hash_, []).append((number, index))
@@ -274,21 +250,5 @@ class Sender:
                 self.messages.send(Kind.FILL, header + places, stored.data)
             done += len(stored.plain) * len(targets)
             self.progress(Progress("send", len(plan.files), done, total))
-        send(
-            Kind.FINISH,
-            {"tree": self.save.root, "key": f"{self.store.id}/{self.save.workspace}"},
-        )
-
-
-def _batches(plan: HydratePlan) -> Iterator[tuple[str, list[Any]]]:
-    everything: list[tuple[str, list[Any]]] = [
-        ("delete", list(plan.delete)),
-        ("folders", [list(folder) for folder in plan.folders]),
-        ("files", [[n, path, entry.encoded()] for n, (path, entry, _) in enumerate(plan.files)]),
-        ("meta", [[path, entry.encoded()] for path, entry in plan.meta]),
-        ("links", [[path, entry.mtime, entry.target] for path, entry in plan.links]),
-        ("hard", [[path, entry.target] for path, entry in plan.hard]),
-    ]
-    for key, items in everything:
-        for start in range(0, len(items), _BATCH):
-            yield key, items[start : start + _BATCH]
+        key = f"{self.store.id}/{self.save.workspace}"
+        send(Kind.FINISH, {"tree": self.save.root, "key": key})

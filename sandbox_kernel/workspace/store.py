@@ -32,6 +32,7 @@ from sandbox_kernel.workspace.trees import (
     Entry,
     Totals,
     changes,
+    chunks_below,
     entries_of,
     plain,
     totals_of,
@@ -235,14 +236,9 @@ class Store(Workspaces):
         """Whether the store has all objects of a save, according to the indexes of its packs."""
         if save.root in self._whole:
             return True
-        chunks: set[bytes] = set()
-
-        def learn(entries: Sequence[Entry]) -> None:
-            chunks.update(hash_ for entry in entries for _, hash_, _ in entry.pieces())
-
         try:
             self.packs.load()
-            totals_of(self.read, bytes.fromhex(save.root), {}, on_entries=learn)
+            chunks = chunks_below(self.read, [bytes.fromhex(save.root)], {})
         except StoreDamaged:
             return False
         whole = all(self.packs.find(hash_) is not None for hash_ in chunks)

@@ -17,22 +17,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from functools import cache, wraps
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sandbox_kernel.errors import StoreError
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.workspace.blobs import Blobs
+from sandbox_kernel.workspace.reports import parsed
 
-if TYPE_CHECKING:
-    from sandbox_kernel.workspace.store import Store
-
-P = ParamSpec("P")
-T = TypeVar("T")
 FOLDER = "claims"
 SKEW = 600.0
 """Seconds by which the clocks of two machines may differ."""
@@ -51,14 +46,11 @@ class StoreClaim:
     pid: int = 0
     start: int = 0
 
-    def alive(self, now: float) -> bool:
-        if now - self.since > _LONGEST:
+    def alive(self) -> bool:
+        if time.time() - self.since > _LONGEST:
             return False
         ours = self.machine == _machine()
         return not ours or ProcessId(self.pid, self.start).alive
-
-
-_FIELDS = {f.name for f in fields(StoreClaim)}
 
 
 @contextmanager
@@ -82,9 +74,7 @@ def claimed(blobs: Blobs, kind: str) -> Iterator[str]:
             )
 
 
-def claims(
-    blobs: Blobs, *, but: str = "", now: Callable[[], float] = time.time
-) -> list[StoreClaim]:
+def claims(blobs: Blobs, *, but: str = "") -> list[StoreClaim]:
     """All claims of others. Deletes those of dead processes."""
     found = []
     for file in blobs.names(FOLDER):
@@ -92,30 +82,16 @@ def claims(
         if name == but:
             continue
         try:
-            values = json.loads(blobs.get(f"{FOLDER}/{file}"))
-            claim = StoreClaim(**{key: value for key, value in values.items() if key in _FIELDS})
+            claim = parsed(StoreClaim, json.loads(blobs.get(f"{FOLDER}/{file}")))
         except FileNotFoundError:
             continue  # released just now
         except (ValueError, TypeError, AttributeError):
-            claim = StoreClaim(name.partition("-")[0], now())  # unreadable: assume a new one
-        if claim.alive(now()):
+            claim = StoreClaim(name.partition("-")[0], time.time())  # unreadable: assume a new one
+        if claim.alive():
             found.append(claim)
         else:
             blobs.delete(f"{FOLDER}/{file}", tidy=False)
     return found
-
-
-def claiming(
-    function: Callable[Concatenate[Store, P], T],
-) -> Callable[Concatenate[Store, P], T]:
-    """Decorator: run a function that makes a save or a baseline within ``Store.saving``."""
-
-    @wraps(function)
-    def within(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with store.saving():
-            return function(store, *args, **kwargs)
-
-    return within
 
 
 @cache

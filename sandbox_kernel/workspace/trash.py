@@ -17,7 +17,7 @@ import secrets
 import time
 
 from sandbox_kernel.guest.workspace.nofollow import CREATE, FOLDER, Root, remove
-from sandbox_kernel.guest.workspace.tree_format import RESERVED
+from sandbox_kernel.guest.workspace.tree_format import RESERVED, path_parts
 
 TRASH = f"{RESERVED}trash"
 REPLACED, DELETED = b"replaced", b"deleted"
@@ -45,29 +45,24 @@ class Trash:
     def close(self) -> None:
         self._root.close()
 
-    def keep(self, folder: int, parts: list[bytes]) -> None:
-        """Keep a file that is about to be overwritten; as a hard link, if possible."""
-        self._put(REPLACED, folder, parts, leave=True)
-
-    def take(self, folder: int, parts: list[bytes]) -> None:
-        """Move a file here."""
-        self._put(DELETED, folder, parts, leave=False)
-
-    def _put(self, kind: bytes, folder: int, parts: list[bytes], *, leave: bool) -> None:
-        *parents, name = parts
+    def put(self, kind: bytes, folder: int, path: str) -> None:
+        """Move a file here from the descriptor ``folder``. One to be REPLACED stays in its place
+        until it is overwritten, if hard links are possible."""
+        *parents, name = path_parts(path)
         here = self._root.folder([*self._batch, kind, *parents], make=0o700)
         if not self.used:
             self.used = True
             self._hide_from_git()
             here = self._root.folder([*self._batch, kind, *parents])
         try:
-            _move(folder, name, here, leave=leave)
+            _move(folder, name, here, leave=kind == REPLACED)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             beside = Root(os.dup(folder))  # another file system: use a trash folder on it
             try:
-                _move(folder, name, beside.folder([*self._batch, kind], make=0o700), leave=leave)
+                here = beside.folder([*self._batch, kind], make=0o700)
+                _move(folder, name, here, leave=kind == REPLACED)
             finally:
                 beside.close()
 

@@ -28,6 +28,7 @@ from sandbox_kernel.guest.workspace.tree_format import (
     encode_entry,
     name_bytes,
     name_text,
+    pieces,
 )
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace.reports import Change
@@ -65,13 +66,8 @@ class Entry(NamedTuple):
 
     def pieces(self) -> Iterator[tuple[int, bytes, int]]:
         """Index, hash and length of each chunk that is not a hole."""
-        index = 0
-        for chunk in self.chunks:
-            if isinstance(chunk, int):
-                index += chunk
-            else:
-                yield index, bytes.fromhex(chunk), chunk_length(self.size, index)
-                index += 1
+        for index, hash_ in pieces(self.chunks):
+            yield index, bytes.fromhex(hash_), chunk_length(self.size, index)
 
     @property
     def data(self) -> int:
@@ -191,6 +187,20 @@ def totals_of(
     return total(tree, 0)
 
 
+def chunks_below(
+    read: Read, trees: Iterable[bytes], memory: MutableMapping[bytes, Totals]
+) -> set[bytes]:
+    """Hashes of all chunks of these trees; but for folders that are in ``memory``."""
+    found: set[bytes] = set()
+
+    def learn(entries: Sequence[Entry]) -> None:
+        found.update(hash_ for entry in entries for _, hash_, _ in entry.pieces())
+
+    for tree in trees:
+        totals_of(read, tree, memory, on_entries=learn)
+    return found
+
+
 def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry]]:
     """Every path below a tree, folders before their contents. Check ``totals_of`` first."""
     for entry in entries_of(read, tree):
@@ -256,8 +266,7 @@ def build(entries: Mapping[str, Entry], put: Callable[[bytes, bytes], object]) -
         return inside[path]
 
     for path, entry in entries.items():
-        above = itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
-        if any(up in entries and entries[up].kind != "d" for up in above):
+        if is_blocked(entries, path):
             continue
         if entry.kind == "d":
             folder(path)
@@ -279,6 +288,12 @@ def build(entries: Mapping[str, Entry], put: Callable[[bytes, bytes], object]) -
     return make("")
 
 
+def is_blocked(entries: Mapping[str, Entry], path: str) -> bool:
+    """Whether a file or symlink is in the place of a parent folder."""
+    above = itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
+    return any(up in entries and entries[up].kind != "d" for up in above)
+
+
 def same_contents(one: Entry | None, other: Entry | None) -> bool:
     """Whether two entries are equal except for modes and times. All folders are."""
     if one is None or other is None:
@@ -295,9 +310,8 @@ def _entry(value: Any) -> Entry:
             chunks = _chunks(value[5], size)
             return Entry(name, "f", checked_mode(value[2]), checked_time(value[3]), size, chunks)
         if kind == "d" and len(value) == 5:
-            return Entry(
-                name, "d", checked_mode(value[2]), checked_time(value[3]), tree=_hash(value[4])
-            )
+            mode, mtime = checked_mode(value[2]), checked_time(value[3])
+            return Entry(name, "d", mode, mtime, tree=_hash(value[4]))
         if kind == "l" and len(value) == 4:
             return Entry(name, "l", mtime=checked_time(value[2]), target=checked_link(value[3]))
         if kind == "h" and len(value) == 3:

@@ -10,21 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 from sandbox_kernel.errors import WorkspaceError
 from sandbox_kernel.guest.workspace.nofollow import Root
-from sandbox_kernel.guest.workspace.tree_format import path_parts
 from sandbox_kernel.workspace.imports import add_tree, publish_tree, scan_folder
 from sandbox_kernel.workspace.reports import Baseline, Quota, SaveInfo, UpdateReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.store_users import claiming
-from sandbox_kernel.workspace.trees import Entry, plain, same_contents, walk
+from sandbox_kernel.workspace.trees import Entry, is_blocked, plain, same_contents, walk
 
 
-@claiming
 def update_from_folder(
     store: Store,
     name: str,
@@ -39,42 +36,40 @@ def update_from_folder(
 
     Of ``notebook``, a file in the folder, the host's version always wins.
     """
-    path = os.path.realpath(folder)
-    taken = time.time()
-    latest, hints = store.begin(name)
-    if latest is None:
-        raise WorkspaceError(f"The workspace {name!r} has no save to update.")
-    store.check(latest)
-    known = store.baseline(name, path)
-    before = store.baseline_files(known)
-    found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
-    work = _Update(
-        dict(walk(store.read, bytes.fromhex(latest.root))),
-        before,
-        plain(walk(store.read, found.root)),
-        set(known.made),
-        os.path.relpath(os.path.realpath(notebook), path) if notebook else "",
-    )
-    root = Root(path)
-    try:
-        work.compare(root)
-    finally:
-        root.close()
-    save = latest
-    if work.taken or work.deleted:
-        tree, packs = add_tree(store, work.merged)
-        save = SaveInfo.planned(
-            name, kind="import", parent=latest.id, notebook=notebook or latest.notebook
+    with store.saving():
+        path = os.path.realpath(folder)
+        taken = time.time()
+        latest, hints = store.begin(name)
+        if latest is None:
+            raise WorkspaceError(f"The workspace {name!r} has no save to update.")
+        store.check(latest)
+        known = store.baseline(name, path)
+        before = store.baseline_files(known)
+        found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
+        work = _Update(
+            dict(walk(store.read, bytes.fromhex(latest.root))),
+            before,
+            plain(walk(store.read, found.root)),
+            set(known.made),
+            os.path.relpath(os.path.realpath(notebook), path) if notebook else "",
         )
-        save = publish_tree(store, save, tree, [*hints, *found.packs, *packs])
-    if work.now != before or not known.root:
-        tree, _ = add_tree(store, work.now)
-        changed = {*work.taken, *work.agreed}
-        made, replaced = (
-            [p for p in paths if p not in changed] for paths in (known.made, known.replaced)
-        )
-        store.set_baseline(name, path, Baseline(tree, (), made, replaced, taken))
-    return UpdateReport(save, work.taken, work.deleted, work.conflicts, found.problems)
+        with closing(Root(path)) as root:
+            work.compare(root)
+        save = latest
+        if work.taken or work.deleted:
+            tree, packs = add_tree(store, work.merged)
+            save = SaveInfo.planned(
+                name, kind="import", parent=latest.id, notebook=notebook or latest.notebook
+            )
+            save = publish_tree(store, save, tree, [*hints, *found.packs, *packs])
+        if work.now != before or not known.root:
+            tree, _ = add_tree(store, work.now)
+            changed = {*work.taken, *work.agreed}
+            made, replaced = (
+                [p for p in paths if p not in changed] for paths in (known.made, known.replaced)
+            )
+            store.set_baseline(name, path, Baseline(tree, (), made, replaced, taken))
+        return UpdateReport(save, work.taken, work.deleted, work.conflicts, found.problems)
 
 
 @dataclass
@@ -112,7 +107,7 @@ class _Update:
         if same_contents(entry, mine):
             self.now[path] = entry
             self.agreed.append(path)
-        elif self._blocked(path) or (mine is not None and "d" in (mine.kind, entry.kind)):
+        elif is_blocked(self.merged, path) or (mine is not None and "d" in (mine.kind, entry.kind)):
             self.conflicts.append(path)
         elif mine is None or same_contents(mine, was) or path == self.notebook:
             self.merged[path] = self.now[path] = entry
@@ -123,7 +118,7 @@ class _Update:
     def _missing(self, path: str, was: Entry, mine: Entry | None, root: Root) -> None:
         """A file of the baseline that the policy did not select: it may still be there."""
         try:
-            if root.status(path_parts(path)) is not None:
+            if root.status(path) is not None:
                 return
         except (FileNotFoundError, NotADirectoryError):
             pass  # its folder is gone
@@ -134,8 +129,3 @@ class _Update:
         if same_contents(mine, was):
             del self.merged[path]
             self.deleted.append(path)
-
-    def _blocked(self, path: str) -> bool:
-        """Whether a file or symlink is in the place of a parent folder."""
-        above = accumulate(path.split("/")[:-1], "{}/{}".format)
-        return any(up in self.merged and self.merged[up].kind != "d" for up in above)

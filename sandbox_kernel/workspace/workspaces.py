@@ -22,20 +22,19 @@ import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, replace
+from typing import Any
 
 from sandbox_kernel.errors import StoreDamaged, WorkspaceExists, WorkspaceNotFound
 from sandbox_kernel.spec import NOTEBOOK, check_name
 from sandbox_kernel.suggestions import closest
 from sandbox_kernel.workspace.blobs import Blobs
-from sandbox_kernel.workspace.reports import Baseline, FailedSave, SaveInfo
+from sandbox_kernel.workspace.reports import Baseline, FailedSave, SaveInfo, parsed
 
 MOST_FAILURES = 20
 _RACES = 5
 _LONGEST_SLUG = 48
 _ID = re.compile(r"[0-9]{8}t[0-9]{6}-[0-9]{9}-[0-9a-f]{6}")
-T = TypeVar("T", SaveInfo, FailedSave)
 
 
 class Workspaces:
@@ -103,7 +102,7 @@ class Workspaces:
                 raise ValueError("wrong checksum")
             if len(bytes.fromhex(values["root"])) != 32:
                 raise ValueError("invalid root")
-            return _parsed(SaveInfo, values)
+            return parsed(SaveInfo, values)
         except (TypeError, ValueError, KeyError) as error:
             raise StoreDamaged(f"The save {path} in {self.url} is damaged: {error}.") from error
 
@@ -128,7 +127,7 @@ class Workspaces:
         for id_ in self._ids(name, "failures"):
             path = _path(name, "failures", id_)
             try:
-                found.append(_parsed(FailedSave, self._json(path)))
+                found.append(parsed(FailedSave, self._json(path)))
             except FileNotFoundError:
                 continue  # deleted just now
             except TypeError as error:
@@ -308,12 +307,6 @@ def _path(name: str, kind: str, id_: str) -> str:
 
 def _folder_key(folder: str) -> str:
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
-
-
-def _parsed(kind: type[T], values: dict[str, Any]) -> T:
-    """A dataclass from a stored file, which a later version may have written."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{key: value for key, value in values.items() if key in names})
 
 
 def _checksum(values: dict[str, Any]) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandbox_kernel.guest.workspace.messages import Ended, Kind, Messages
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, digest
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, CHUNK_KIND, TREE_KIND, digest
 from sandbox_kernel.workspace.conversation import Talk
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
 from sandbox_kernel.workspace.receive import persist_over
 from sandbox_kernel.workspace.reports import HydrateReport, Quota, SaveInfo, SaveReport
 from sandbox_kernel.workspace.send import hydrate_over

@@ -20,12 +20,11 @@ from sandbox_kernel.errors import (
     WorkspaceRefused,
 )
 from sandbox_kernel.guest.workspace.messages import HEADER, Kind, Messages, Stalled
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, digest
+from sandbox_kernel.guest.workspace.tree_format import CHUNK, CHUNK_KIND, TREE_KIND, digest
 from sandbox_kernel.workspace.export_guard import stays_inside
 from sandbox_kernel.workspace.exports import export
 from sandbox_kernel.workspace.garbage import verify
 from sandbox_kernel.workspace.host_folder import HostFolder
-from sandbox_kernel.workspace.packs import CHUNK_KIND, TREE_KIND
 from sandbox_kernel.workspace.store import Store
 from tests.workspace.guests import Guest, snapshot
 from tests.workspace.hostile import (

@@ -4,7 +4,6 @@ A scan offers its objects to the host in batches, and the host answers which one
 helper remembers its last scan, so the next persist is cheap.
 """
 
-import hashlib
 import json
 import os
 import socket
@@ -12,20 +11,20 @@ import sys
 import time
 import traceback
 from collections import deque
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from contextlib import closing
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...wire.descriptors import receive_with_descriptors
-from .ignore_file import IgnoreRefused, Rules, read_ignore
+from .ignore_file import IgnoreRefused, Rules, identity, read_ignore
 from .mapped_files import Mapped
 from .messages import Ended, Kind, Messages
 from .nofollow import Root, pread_exactly
 from .scan import Scan
 from .scan_cache import Folder
 from .survey import TooMuch
-from .tree_format import CHUNK, digest, pack, path_parts
+from .tree_format import CHUNK, CHUNK_KIND, digest, pack
 from .write_files import Apply
 
-KIND_CHUNK, KIND_TREE = 0, 1
 OFFER_SIZE = 33
 """Bytes of one offered object: its kind and its SHA-256."""
 GONE = 255
@@ -48,18 +47,18 @@ class _Offered(NamedTuple):
     place: int
 
 
-class ProgressNotes:
+def _notes(messages: Messages) -> Callable[[int, int], None]:
     """Sends NOTE messages about the progress, a few a second."""
+    told = 0.0
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-        self._told = 0.0
-
-    def tell(self, files: int, size: int) -> None:
+    def tell(files: int, size: int) -> None:
+        nonlocal told
         now = time.monotonic()
-        if now - self._told > _NOTE_INTERVAL:
-            self._told = now
-            self._messages.send_json(Kind.NOTE, {"files": files, "bytes": size})
+        if now - told > _NOTE_INTERVAL:
+            told = now
+            messages.send_json(Kind.NOTE, {"files": files, "bytes": size})
+
+    return tell
 
 
 class Offers:
@@ -79,43 +78,35 @@ class Offers:
         self._batch: List[_Offered] = []
         self._batch_bytes = self._waiting_bytes = 0
         self._waiting: Deque[List[_Offered]] = deque()
-        self._notes = ProgressNotes(messages)
+        self._tell = _notes(messages)
 
     def close(self) -> None:
         self._root.close()
 
-    def chunk(self, hash_: bytes, data: bytes) -> None:
-        if self._chunks and hash_ not in self._seen:
-            self._add(_Offered(KIND_CHUNK, hash_, data, "", 0))
-
-    def known_chunk(self, hash_: bytes, path: str, index: int) -> None:
-        if self._chunks and hash_ not in self._seen:
-            self._add(_Offered(KIND_CHUNK, hash_, None, path, index))
-
-    def tree(self, hash_: bytes, data: bytes) -> None:
-        if hash_ not in self._seen:
-            self._add(_Offered(KIND_TREE, hash_, data, "", 0))
+    def add(
+        self, kind: int, hash_: bytes, data: Optional[bytes], path: str = "", index: int = 0
+    ) -> None:
+        if hash_ in self._seen or (kind == CHUNK_KIND and not self._chunks):
+            return
+        self._seen.add(hash_)
+        self._batch.append(_Offered(kind, hash_, data, path, index))
+        self._batch_bytes += len(data or b"")
+        enough = _BATCH_BYTES if self._waiting else _EARLY_BYTES
+        if self._batch_bytes >= enough or len(self._batch) >= _BATCH_COUNT:
+            self._flush()
+            while self._waiting_bytes > _WINDOW_BYTES or len(self._waiting) > _WINDOW_COUNT:
+                self._answer()
 
     def progress(self, files: int, size: int) -> None:
         if self._waiting and self._messages.waiting():
             self._answer()
-        self._notes.tell(files, size)
+        self._tell(files, size)
 
     def finish(self) -> None:
         """Send everything that is wanted."""
         self._flush()
         while self._waiting:
             self._answer()
-
-    def _add(self, offered: _Offered) -> None:
-        self._seen.add(offered.hash)
-        self._batch.append(offered)
-        self._batch_bytes += len(offered.data or b"")
-        enough = _BATCH_BYTES if self._waiting else _EARLY_BYTES
-        if self._batch_bytes >= enough or len(self._batch) >= _BATCH_COUNT:
-            self._flush()
-            while self._waiting_bytes > _WINDOW_BYTES or len(self._waiting) > _WINDOW_COUNT:
-                self._answer()
 
     def _flush(self) -> None:
         if self._batch:
@@ -145,7 +136,7 @@ class Offers:
     def _read(self, offered: _Offered) -> Optional[bytes]:
         """Read the contents again; None if the file has changed since the scan."""
         try:
-            file = self._root.read(path_parts(offered.path))
+            file = self._root.read(offered.path)
         except OSError:
             return None
         try:
@@ -223,8 +214,7 @@ class WorkspaceServer:
         rules = self._rules_for(messages, request)
         agreed, self._agreed = self._agreed, None
         full = agreed is None or agreed != (request["key"], request["base"])
-        offers = Offers(messages, root, chunks=not request["trees_only"])
-        try:
+        with closing(Offers(messages, root, chunks=not request["trees_only"])) as offers:
             for _ in range(_ROUNDS):
                 scan = Scan(
                     self._cache,
@@ -243,8 +233,6 @@ class WorkspaceServer:
                 for path in offers.changed:
                     self._forget(path)
                 offers.changed.clear()
-        finally:
-            offers.close()
         messages.send_json(
             Kind.RESULT,
             {
@@ -266,15 +254,16 @@ class WorkspaceServer:
 
     def _forget(self, path: str) -> None:
         *parents, name = path.split("/")
-        folder = self._cache.find(parents)
-        if folder is not None and name in folder.items:
+        folder = self._cache
+        for part in parents:
+            folder = folder.folders.get(part) or Folder()
+        if name in folder.items:
             folder.items[name].signature = folder.fingerprint = None
 
     def _rules_for(self, messages: Messages, request: Dict[str, Any]) -> Rules:
         text = read_ignore(self._root)
-        identity = hashlib.sha256(text).hexdigest() if text else ""
         rules = request["rules"]
-        if identity != request["ignore"]:
+        if identity(text) != request["ignore"]:
             messages.send(Kind.IGNORE, text)
             kind, payload = messages.receive()
             if kind != Kind.RULES:
@@ -288,18 +277,10 @@ class WorkspaceServer:
     # --- the last part of a hydrate
 
     def _finish(self, messages: Messages, apply: Apply, request: Dict[str, Any]) -> None:
-        notes = ProgressNotes(messages)
-        apply.finish(self._cache, notes.tell)
+        tell = _notes(messages)
+        apply.finish(self._cache, tell)
         apply.close()
-        scan = Scan(
-            self._cache,
-            self._rules[1],
-            _Nowhere(notes),
-            full=False,
-            max_files=2**60,
-            max_bytes=2**60,
-            mapped=Mapped(self._root),
-        )
+        scan = Scan(self._cache, self._rules[1], _Nowhere(tell), mapped=Mapped(self._root))
         tree = scan.run(self._root).hex()
         if tree == request["tree"]:
             self._agreed = (request["key"], tree)
@@ -309,7 +290,7 @@ class WorkspaceServer:
                 "tree": tree,
                 "files": apply.written,
                 "deleted": apply.deleted,
-                "problems": apply.problems,
+                "problems": [],
             },
         )
 
@@ -317,12 +298,10 @@ class WorkspaceServer:
 class _Nowhere:
     """A Sink that discards everything."""
 
-    def __init__(self, notes: ProgressNotes) -> None:
-        self.progress = notes.tell
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self.progress = progress
 
-    def chunk(self, hash_: bytes, data: bytes) -> None: ...
-    def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
-    def tree(self, hash_: bytes, data: bytes) -> None: ...
+    def add(self, *_: object) -> None: ...
 
 
 def serve(control: socket.socket) -> None:

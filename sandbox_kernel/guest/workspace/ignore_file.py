@@ -1,5 +1,6 @@
 """The ignore file of a folder, and the rules that the host compiles from it."""
 
+import hashlib
 import os
 import re
 import stat
@@ -29,6 +30,17 @@ class Rules:
 class IgnoreRefused(Exception):
     """The ignore file is unreadable or invalid. Saving without it would save excluded files."""
 
+    def __init__(self, path: str, why: object) -> None:
+        super().__init__(
+            "%s cannot be obeyed (%s), so nothing was read from this folder: the file may exclude "
+            "it. Fix or delete the file." % (path, why)
+        )
+
+
+def identity(text: bytes) -> str:
+    """A hash of an ignore file; empty for none."""
+    return hashlib.sha256(text).hexdigest() if text else ""
+
 
 def read_ignore(root: str) -> bytes:
     """The ignore file of a folder; empty if there is none. The host uses it, too, before an upload.
@@ -39,26 +51,18 @@ def read_ignore(root: str) -> bytes:
     except OSError as error:
         if not os.path.lexists(path):
             return b""
-        if os.path.islink(path):
-            raise IgnoreRefused(_refusal(path, "it is a symlink")) from error
-        raise IgnoreRefused(_refusal(path, error.strerror)) from error
+        why = "it is a symlink" if os.path.islink(path) else error.strerror
+        raise IgnoreRefused(path, why) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise IgnoreRefused(_refusal(path, "it is not a regular file"))
+            raise IgnoreRefused(path, "it is not a regular file")
         text = pread_exactly(fd, MAX_IGNORE + 1, 0)
     except OSError as error:
-        raise IgnoreRefused(_refusal(path, error.strerror)) from error
+        raise IgnoreRefused(path, error.strerror) from error
     finally:
         os.close(fd)
     if len(text) > MAX_IGNORE:
-        raise IgnoreRefused(_refusal(path, "it has more than %d bytes" % MAX_IGNORE))
+        raise IgnoreRefused(path, "it has more than %d bytes" % MAX_IGNORE)
     if b"\0" in text:
-        raise IgnoreRefused(_refusal(path, "it is not UTF-8 text"))
+        raise IgnoreRefused(path, "it is not UTF-8 text")
     return text[len(BOM_UTF8) :] if text.startswith(BOM_UTF8) else text
-
-
-def _refusal(path: str, why: object) -> str:
-    return (
-        "%s cannot be obeyed (%s), so nothing was read from this folder: the file may exclude it. "
-        "Fix or delete the file." % (path, why)
-    )

@@ -8,7 +8,7 @@ mapped file is read every time.
 
 import ctypes
 import os
-from typing import Optional, Set, Tuple
+from typing import Set
 
 from .scan_cache import Folder
 
@@ -27,15 +27,13 @@ class Mapped:
 
     def distrust(self, folder: Folder) -> None:
         """Before a scan: forget mapped files whose mtime does not show a write."""
-        if self._inodes and not self._protecting:
-            self._distrust(folder)
-
-    def _distrust(self, folder: Folder) -> None:
+        if self._protecting or not self._inodes:
+            return
         for item in folder.items.values():
             if item.signature is not None and item.signature[3] in self._inodes:
                 item.signature = folder.fingerprint = None
         for inner in folder.folders.values():
-            self._distrust(inner)
+            self.distrust(inner)
 
     def shows_changes(self, file: int) -> bool:
         """Whether every later write to this file updates its mtime."""
@@ -75,15 +73,15 @@ def _write_out(file: int) -> bool:
 def file_system(path: str) -> str:
     """Type of the file system of a path; empty if unknown."""
     path = os.path.realpath(path)
-    best: Tuple[int, Optional[str]] = (-1, None)
+    longest, kind = 0, ""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 before, _, after = line.partition(" - ")
                 place = before.split()[4].replace("\\040", " ")
                 inside = place == "/" or path == place or path.startswith(place + "/")
-                if inside and len(place) >= best[0]:  # the last of several is on top
-                    best = len(place), after.split()[0]
+                if inside and len(place) >= longest:  # the last of several is on top
+                    longest, kind = len(place), after.split()[0]
     except (OSError, IndexError):
         return ""
-    return best[1] or ""
+    return kind

@@ -8,14 +8,15 @@ import os
 import stat
 from typing import List, Optional, Sequence, Tuple
 
+from .tree_format import path_parts
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0)
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Root:
-    """A folder below which paths, as sequences of names, are opened. Keeps descriptors of the last
-    path's folders."""
+    """A folder below which paths are opened. Keeps descriptors of the last path's folders."""
 
     def __init__(self, path: "str | bytes | int") -> None:
         """``path`` may be a descriptor, which this object then owns."""
@@ -60,26 +61,33 @@ class Root:
             fd = inner
         return fd
 
-    def status(self, parts: Sequence[bytes]) -> "Optional[os.stat_result]":
+    def parent(self, path: str) -> Tuple[int, bytes]:
+        """The ``folder`` that holds a path, and the name in it. OSError."""
+        *parents, name = path_parts(path)
+        return self.folder(parents), name
+
+    def status(self, path: str) -> "Optional[os.stat_result]":
         """lstat, or None if it is missing."""
         try:
-            return os.stat(parts[-1], dir_fd=self.folder(parts[:-1]), follow_symlinks=False)
+            folder, name = self.parent(path)
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
-    def read(self, parts: Sequence[bytes]) -> int:
+    def read(self, path: str) -> int:
         """A descriptor of a regular file. OSError for anything else."""
-        fd = os.open(parts[-1], READ, dir_fd=self.folder(parts[:-1]))
+        folder, name = self.parent(path)
+        fd = os.open(name, READ, dir_fd=folder)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError("not a regular file")
         return fd
 
-    def delete(self, parts: Sequence[bytes]) -> int:
+    def delete(self, path: str) -> int:
         """Delete a file, or a folder and its contents; the number of files."""
         self.forget()
         try:
-            return remove(self.folder(parts[:-1]), parts[-1])
+            return remove(*self.parent(path))
         finally:
             self.forget()
 
@@ -123,18 +131,10 @@ def pwrite_all(fd: int, data: "bytes | memoryview", offset: int) -> None:
         offset += written
 
 
-class Holes:
-    """The holes of a sparse file; to be asked in ascending order."""
-
-    def __init__(self, file: int, size: int) -> None:
-        self._file = file
-        self._size = size
-        self._data = 0  # start of the next data
-
-    def covers(self, offset: int, length: int) -> bool:
-        if self._data < offset + length:
-            try:
-                self._data = os.lseek(self._file, offset, os.SEEK_DATA)
-            except OSError:
-                self._data = self._size  # a hole up to the end
-        return self._data >= offset + length
+def next_data(fd: int, offset: int, size: int) -> int:
+    """Where data begins at or behind an offset of a file; ``size`` if there is a hole up to the
+    end."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError:
+        return size

@@ -7,6 +7,7 @@ time.
 
 import os
 import signal
+from contextlib import closing
 from typing import BinaryIO, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .nofollow import Root
@@ -28,7 +29,6 @@ class ParallelStat:
 
     def __init__(self) -> None:
         self._share: Dict[Folder, _Share] = {}
-        self._shares: List[_Share] = []
 
     def start(self, root: int, cache: Folder) -> None:
         """Start to check folders below the descriptor ``root``, if there are enough files."""
@@ -37,9 +37,8 @@ class ParallelStat:
             return
         while _ended:
             os.waitpid(_ended.pop(), 0)
-        for places in _split(list(_places(cache, ())), count)[1:]:
+        for places in filter(None, _split(list(_places(cache, ())), count)[1:]):
             share = _Share(root, places)
-            self._shares.append(share)
             self._share.update((folder, share) for _, folder in places)
 
     def says_unchanged(self, folder: Folder) -> bool:
@@ -48,7 +47,7 @@ class ParallelStat:
         return share is not None and folder in share.answers()
 
     def close(self) -> None:
-        for share in self._shares:
+        for share in self._share.values():
             share.close()
 
 
@@ -111,12 +110,9 @@ def _split(places: Sequence[Place], count: int) -> List[List[Place]]:
 
 
 def _look(root: int, places: Sequence[Place]) -> Iterator[bool]:
-    below = Root(os.dup(root))
-    try:
+    with closing(Root(os.dup(root))) as below:
         for path, folder in places:
             try:
                 yield folder.is_unchanged(below.folder(path))
             except OSError:
                 yield False  # deleted
-    finally:
-        below.close()

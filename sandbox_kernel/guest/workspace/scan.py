@@ -13,17 +13,19 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Set,
 
 from .ignore_file import Rules
 from .mapped_files import Mapped
-from .nofollow import FOLDER, READ, Holes, pread_exactly
+from .nofollow import FOLDER, READ, next_data, pread_exactly
 from .parallel_stat import ParallelStat
 from .scan_cache import Folder, Item, signature_of, time_of
 from .survey import TooMuch, survey
 from .tree_format import (
     CHUNK,
+    CHUNK_KIND,
     MAX_DEPTH,
     MAX_ENTRY,
     MAX_PATH,
     MAX_SIZE,
     RESERVED,
+    TREE_KIND,
     build_tree,
     chunk_count,
     chunk_length,
@@ -31,6 +33,7 @@ from .tree_format import (
     encode_entry,
     name_bytes,
     name_text,
+    pieces,
 )
 
 _JUST_NOW = 100_000_000
@@ -40,11 +43,12 @@ _SPECIAL = {"p": "named pipe", "s": "socket", "c": "character device", "b": "blo
 
 
 class Sink(Protocol):
-    """Takes the objects that a scan finds, children before parents."""
+    """Takes the objects that a scan finds, children before parents. Without ``data`` it is a known
+    chunk, number ``index`` of the file ``path``: only a ``full`` scan has such."""
 
-    def chunk(self, hash_: bytes, data: bytes) -> None: ...
-    def known_chunk(self, hash_: bytes, path: str, index: int) -> None: ...
-    def tree(self, hash_: bytes, data: bytes) -> None: ...
+    def add(
+        self, kind: int, hash_: bytes, data: Optional[bytes], path: str = "", index: int = 0
+    ) -> None: ...
     def progress(self, files: int, size: int) -> None: ...
 
 
@@ -58,9 +62,9 @@ class Scan:
         rules: Rules,
         sink: Sink,
         *,
-        full: bool,
-        max_files: int,
-        max_bytes: int,
+        full: bool = False,
+        max_files: int = 2**60,
+        max_bytes: int = 2**60,
         prune: bool = False,
         mapped: "Optional[Mapped]" = None,
     ) -> None:
@@ -256,7 +260,7 @@ class Scan:
         folder.hash, objects = build_tree(entries)
         for hash_, data in objects:
             if self._full or hash_ not in folder.objects:
-                self._sink.tree(hash_, data)
+                self._sink.add(TREE_KIND, hash_, data)
         folder.objects = {hash_ for hash_, _ in objects}
         subs = folder.folders.values()
         folder.files = len(folder.items) + sum(sub.files for sub in subs)
@@ -265,13 +269,8 @@ class Scan:
 
     def _offer_known(self, items: Dict[str, Item], prefix: str) -> None:
         for name, item in items.items():
-            index = 0
-            for chunk in item.chunks:
-                if isinstance(chunk, int):
-                    index += chunk
-                    continue
-                self._sink.known_chunk(bytes.fromhex(chunk), prefix + name, index)
-                index += 1
+            for index, hash_ in pieces(item.chunks):
+                self._sink.add(CHUNK_KIND, bytes.fromhex(hash_), None, prefix + name, index)
 
     def is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
         if name.startswith(RESERVED):
@@ -367,10 +366,13 @@ class Scan:
         """The chunks of a file and their bytes; None if it got shorter."""
         size, total = status.st_size, 0
         chunks: List[Any] = []
-        holes = Holes(file, size) if status.st_blocks * 512 < size else None
+        sparse, data_at = status.st_blocks * 512 < size, 0
         for index in range(chunk_count(size)):
             length = chunk_length(size, index)
-            if holes is not None and holes.covers(index * CHUNK, length):
+            end = index * CHUNK + length
+            if sparse and data_at < end:
+                data_at = next_data(file, index * CHUNK, size)
+            if sparse and data_at >= end:
                 if chunks and isinstance(chunks[-1], int):
                     chunks[-1] += 1
                 else:
@@ -386,7 +388,7 @@ class Scan:
             if self._bytes + total > self._max_bytes:
                 raise _Exceeded
             if text not in had:
-                self._sink.chunk(hash_, data)
+                self._sink.add(CHUNK_KIND, hash_, data)
             self._sink.progress(self._files, self._bytes + total)
         return chunks, total
 

@@ -27,22 +27,6 @@ class Item:
 class Folder:
     """A folder at the last scan."""
 
-    __slots__ = (
-        "data",
-        "files",
-        "fingerprint",
-        "folders",
-        "hash",
-        "ignored",
-        "items",
-        "listed",
-        "objects",
-        "own",
-        "rules",
-        "signature",
-        "subtree",
-    )
-
     def __init__(self) -> None:
         self.items: Dict[str, Item] = {}
         self.folders: Dict[str, Folder] = {}
@@ -89,28 +73,14 @@ class Folder:
         except (OSError, struct.error):
             return False  # deleted, or a time stamp out of range
 
-    def find(self, parts: Sequence[str]) -> "Optional[Folder]":
-        folder: Optional[Folder] = self
-        for part in parts:
-            if folder is None:
-                return None
-            folder = folder.folders.get(part)
-        return folder
-
 
 def time_of(status: os.stat_result) -> int:
     """The mtime, clamped to 64 bits: some file systems accept any."""
     return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 
-def signature_of(status: os.stat_result) -> Signature:
-    return (
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_size,
-        status.st_ino,
-        status.st_mode,
-    )
+def signature_of(s: os.stat_result) -> Signature:
+    return s.st_mtime_ns, s.st_ctime_ns, s.st_size, s.st_ino, s.st_mode
 
 
 def _fingerprint(names: Iterable[str], fd: int) -> bytes:

@@ -15,7 +15,7 @@ Names are text; bytes that are not UTF-8 are escaped as U+DC80 to U+DCFF (surrog
 import hashlib
 import json
 import zlib
-from typing import Any, Iterable, List, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 CHUNK = 2**20
 PAGE_MASK, PAGE_MOST, PAGE_BYTES = 127, 1024, 2**20
@@ -28,10 +28,8 @@ MAX_SIZE = 2**44
 RESERVED = ".sandbox-kernel-"
 """Prefix of our own names, which are never saved."""
 RAW, ZLIB = 0, 1
+CHUNK_KIND, TREE_KIND = 0, 1
 _SAMPLE, _WORTH = 4096, 0.9
-
-Object = Tuple[bytes, bytes]
-"""Hash and contents."""
 
 
 def digest(data: "bytes | memoryview") -> bytes:
@@ -54,11 +52,12 @@ def encode_entry(entry: Sequence[Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode()
 
 
-def build_tree(entries: "Iterable[Tuple[bytes, bytes]]") -> "Tuple[bytes, List[Object]]":
-    """The hash of a folder and its objects, the root last. ``entries`` are pairs of a name's bytes
-    and an encoded entry, sorted by name. Hashes of names decide where a page ends, so a change of
-    one entry changes one page.
-    """
+def build_tree(
+    entries: "Iterable[Tuple[bytes, bytes]]",
+) -> "Tuple[bytes, List[Tuple[bytes, bytes]]]":
+    """The hash of a folder, and its objects (hash and contents), the root last. ``entries`` are
+    pairs of a name's bytes and an encoded entry, sorted by name. Hashes of names decide where a
+    page ends, so a change of one entry changes one page."""
     pages: List[List[bytes]] = [[]]
     size = 0
     for name, entry in entries:
@@ -118,3 +117,14 @@ def chunk_count(size: int) -> int:
 
 def chunk_length(size: int, index: int) -> int:
     return min(CHUNK, size - index * CHUNK)
+
+
+def pieces(chunks: Sequence[Any]) -> Iterator[Tuple[int, str]]:
+    """Index and hash, in hex digits, of each chunk that is not a hole."""
+    index = 0
+    for chunk in chunks:
+        if isinstance(chunk, int):
+            index += chunk
+        else:
+            yield index, chunk
+            index += 1

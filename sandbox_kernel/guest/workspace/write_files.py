@@ -6,18 +6,26 @@ when all are complete: an interrupted hydrate leaves the workspace unchanged.
 
 import os
 import struct
-from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections import OrderedDict, defaultdict
+from typing import Any, Callable, DefaultDict, Dict, List, Optional, Sequence, Tuple
 
 from .nofollow import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
 from .scan_cache import Folder, Item, signature_of
-from .tree_format import CHUNK, RESERVED, chunk_length, digest, name_bytes, path_parts, unpack
+from .tree_format import (
+    CHUNK,
+    RESERVED,
+    chunk_length,
+    digest,
+    name_bytes,
+    path_parts,
+    pieces,
+    unpack,
+)
 
 STAGING = (RESERVED + "hydrate").encode()
 FILL_HEADER = struct.Struct(">BI")
 FILL_TARGET = struct.Struct(">II")
 _MOST_OPEN = 64
-_MOST_PROBLEMS = 200
 
 
 class _Staged:
@@ -33,7 +41,7 @@ class _Staged:
         self.entry = entry
         self.place = place
         self.name = name
-        self.missing = sum(1 for chunk in entry[5] if not isinstance(chunk, int))
+        self.missing = sum(1 for _ in pieces(entry[5]))
         self.status: Optional[os.stat_result] = None
 
 
@@ -42,17 +50,11 @@ class Apply:
 
     def __init__(self, root: str) -> None:
         self._root = Root(root)
-        self._staging: Optional[Root] = None
+        self._plan: DefaultDict[str, List[Any]] = defaultdict(list)
         self._new: Dict[str, List[bytes]] = {}  # new folder -> its staging path
         self._tops: List[Tuple[str, bytes]] = []
         self._open: "OrderedDict[int, int]" = OrderedDict()
         self._staged: Dict[int, _Staged] = {}
-        self._folders: List[Tuple[str, int, int, bool]] = []
-        self._delete: List[str] = []
-        self._links: List[Tuple[str, int, str]] = []
-        self._hard: List[Tuple[str, str]] = []
-        self._meta: List[Tuple[str, Sequence[Any]]] = []
-        self.problems: List[str] = []
         self.deleted = self.written = 0
         remove(self._root.fd, STAGING)
         os.mkdir(STAGING, 0o700, dir_fd=self._root.fd)
@@ -62,22 +64,18 @@ class Apply:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
-        if self._staging is not None:
+        if self._staging.fd >= 0:
             self._staging.close()
-            self._staging = None
             remove(self._root.fd, STAGING)
         self._root.close()
 
     def stage(self, plan: Dict[str, Any]) -> None:
         """Take a batch of the plan (``workspace/send.py``)."""
-        for path, mode, mtime, new in plan.get("folders", ()):
-            self._folders.append((path, mode, mtime, new))
+        for key, items in plan.items():
+            self._plan[key] += items
+        for path, _, _, new in plan.get("folders", ()):
             if new:
                 self._stage_folder(path)
-        self._delete += plan.get("delete", ())
-        self._links += [(path, mtime, target) for path, mtime, target in plan.get("links", ())]
-        self._hard += [(path, target) for path, target in plan.get("hard", ())]
-        self._meta += [(path, entry) for path, entry in plan.get("meta", ())]
         for number, path, entry in plan.get("files", ()):
             parent, _, name = path.rpartition("/")
             place = self._new.get(parent) if parent else None
@@ -90,7 +88,6 @@ class Apply:
                 self._complete(staged, self._create(staged))
 
     def _stage_folder(self, path: str) -> None:
-        assert self._staging is not None
         parent, _, name = path.rpartition("/")
         if parent in self._new:
             place = [*self._new[parent], name_bytes(name)]
@@ -101,7 +98,6 @@ class Apply:
         self._new[path] = place
 
     def _create(self, staged: _Staged) -> int:
-        assert self._staging is not None
         flags = CREATE & ~os.O_EXCL
         return os.open(staged.name, flags, 0o600, dir_fd=self._staging.folder(staged.place))
 
@@ -117,16 +113,16 @@ class Apply:
     def reuse(self, number: int, path: str, indices: Sequence[int]) -> bool:
         """Copy chunks from the present file; False if it has changed."""
         staged = self._staged[number]
-        chunks = expand(staged.entry[5])
+        chunks = dict(pieces(staged.entry[5]))
         try:
-            source = self._root.read(path_parts(path))
+            source = self._root.read(path)
         except OSError:
             return False
         try:
             for index in indices:
                 length = chunk_length(staged.entry[4], index)
                 data = pread_exactly(source, length, index * CHUNK)
-                if digest(data).hex() != chunks[index]:
+                if digest(data).hex() != chunks.get(index):
                     return False
                 self._write(number, index, data)
         finally:
@@ -169,60 +165,50 @@ class Apply:
         lacking = [staged.path for staged in self._staged.values() if staged.missing]
         if lacking:
             raise ValueError("%d files are incomplete, such as %s" % (len(lacking), lacking[0]))
-        for path in self._delete:
-            self.deleted += self._root.delete(path_parts(path))
-        for path, _, _, new in self._folders:
+        for path in self._plan["delete"]:
+            self.deleted += self._root.delete(path)
+        for path, _, _, new in self._plan["folders"]:
             if path and not new:
-                self._open_up(path)
-        assert self._staging is not None
+                parent, name = self._root.parent(path)
+                os.chmod(name, 0o700, dir_fd=parent)  # writable; it gets its mode in the end
         self._staging.forget()
         for path, top in self._tops:
-            *parents, name = path_parts(path)
-            parent = self._root.folder(parents)
+            parent, name = self._root.parent(path)
             os.rename(top, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
         for number in sorted(self._staged):
             staged = self._staged[number]
             if staged.status is None:
-                *parents, name = path_parts(staged.path)
-                parent = self._root.folder(parents)
+                parent, name = self._root.parent(staged.path)
                 os.rename(staged.name, name, src_dir_fd=self._staging.fd, dst_dir_fd=parent)
                 staged.status = os.stat(name, dir_fd=parent, follow_symlinks=False)
             self._note(cache, staged, staged.status)
             self.written += 1
             progress(self.written, 0)
-        for path, entry in self._meta:
-            *parents, name = path_parts(path)
-            parent = self._root.folder(parents)
+        for path, entry in self._plan["meta"]:
+            parent, name = self._root.parent(path)
             os.chmod(name, entry[2], dir_fd=parent)
             os.utime(name, ns=(entry[3], entry[3]), dir_fd=parent, follow_symlinks=False)
-        for path, mtime, target in self._links:
-            *parents, name = path_parts(path)
-            parent = self._root.folder(parents)
+        for path, mtime, target in self._plan["links"]:
+            parent, name = self._root.parent(path)
             remove(parent, name)
             os.symlink(name_bytes(target), name, dir_fd=parent)
             os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
             self.written += 1
-        for path, target in self._hard:
+        for path, target in self._plan["hard"]:
             self._link(path, target)
-        for path, mode, mtime, _ in sorted(self._folders, reverse=True):
+        for path, mode, mtime, _ in sorted(self._plan["folders"], reverse=True):
             self._root.forget()
-            fd = self._root.folder(path_parts(path)) if path else self._root.fd
             if path:
+                fd = self._root.folder(path_parts(path))
                 os.fchmod(fd, mode)
                 os.utime(fd, ns=(mtime, mtime))
         self._root.forget()
 
-    def _open_up(self, path: str) -> None:
-        """Make an existing folder writable; it gets its mode in the end."""
-        *parents, name = path_parts(path)
-        os.chmod(name, 0o700, dir_fd=self._root.folder(parents))
-
     def _link(self, path: str, target: str) -> None:
-        *parents, name = path_parts(path)
-        *sources, source = path_parts(target)
-        from_fd = os.dup(self._root.folder(sources))
+        folder, source = self._root.parent(target)
+        from_fd = os.dup(folder)
         try:
-            to_fd = self._root.folder(parents)
+            to_fd, name = self._root.parent(path)
             remove(to_fd, name)
             os.link(source, name, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
         finally:
@@ -234,19 +220,6 @@ class Apply:
         folder = cache
         for part in parents:
             folder = folder.folders.setdefault(part, Folder())
-        data = sum(
-            chunk_length(staged.entry[4], index)
-            for index, chunk in enumerate(expand(staged.entry[5]))
-            if chunk is not None
-        )
+        size, chunks = staged.entry[4:]
+        data = sum(chunk_length(size, index) for index, _ in pieces(chunks))
         folder.items[name] = Item(signature_of(status), staged.entry, data)
-
-
-def expand(chunks: Sequence[Any]) -> "List[Optional[str]]":
-    """One element for each chunk: its hash, or None for a hole."""
-    if not any(isinstance(chunk, int) for chunk in chunks):
-        return list(chunks)
-    full: List[Optional[str]] = []
-    for chunk in chunks:
-        full += [None] * chunk if isinstance(chunk, int) else [chunk]
-    return full

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sandbox_kernel.cli.commands.workspace import files, history, unsaved, upkeep
+from sandbox_kernel.cli.commands.workspace import files, history, upkeep
 from sandbox_kernel.cli.options import Commands, add_group
 
 
@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
         files.add_files,
         files.add_show,
         history.add_restore,
-        unsaved.add_save,
+        upkeep.add_save,
         files.add_export,
         files.add_import,
         upkeep.add_gc,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # lazy: start-up time
 
 MOST_PROBLEMS = 50
 NAME_HELP = "the workspace, as `workspace list` shows it, or the path of its notebook"
+AT_HELP = "a save, by its id or the start of it; default: the newest"
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -26,10 +27,11 @@ def add_workspace_command(
     run: Run,
     *,
     name: bool = True,
-    at: bool = False,
+    at: str = "",
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command with ``--store``, and NAME, ``--at`` and ``--json`` if wanted."""
+    """Add a command with ``--store``, and NAME, ``--at`` (with this help) and ``--json`` if
+    wanted."""
     parser = add_command(commands, command, run)
     parser.add_argument(
         "--store", default="", metavar="URL", help="the store: a folder, or a URL as s3://bucket/x"
@@ -37,12 +39,7 @@ def add_workspace_command(
     if name:
         parser.add_argument("name", metavar="NAME", type=workspace_name, help=NAME_HELP)
     if at:
-        parser.add_argument(
-            "--at",
-            default="",
-            metavar="SAVE",
-            help="a save, by its id or the start of it; default: the newest",
-        )
+        parser.add_argument("--at", default="", metavar="SAVE", help=at)
     if json:
         add_json(parser)
     return parser

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli.commands.workspace.arguments import (
+    AT_HELP,
     MOST_PROBLEMS,
     add_quota,
     add_workspace_command,
@@ -29,7 +30,7 @@ _TYPES = {"f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "h": stat.S_I
 
 
 def add_files(commands: Commands) -> None:
-    add_workspace_command(commands, "files", _files, at=True, json=True)
+    add_workspace_command(commands, "files", _files, at=AT_HELP, json=True)
 
 
 def _files(arguments: argparse.Namespace) -> int:
@@ -63,7 +64,7 @@ def _listed(path: str, entry: Entry) -> str:
 
 
 def add_show(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "show", _show, at=True, json=True)
+    parser = add_workspace_command(commands, "show", _show, at=AT_HELP, json=True)
     parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
 
 
@@ -121,7 +122,7 @@ def _print_zeros(count: int) -> None:
 
 
 def add_export(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "export", _export, at=True)
+    parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
     parser.add_argument("folder", metavar="FOLDER", help="created if missing")
     parser.add_argument("--overwrite", action="store_true", help="files changed there, too")
     parser.add_argument(

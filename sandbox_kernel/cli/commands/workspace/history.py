@@ -140,10 +140,8 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def add_restore(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "restore", _restore)
-    parser.add_argument(
-        "--at", default="", metavar="SAVE", help="the save; default: the one before the newest"
-    )
+    at = "the save; default: the one before the newest"
+    add_workspace_command(commands, "restore", _restore, at=at)
 
 
 def _restore(arguments: argparse.Namespace) -> int:
