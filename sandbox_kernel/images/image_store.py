@@ -61,11 +61,6 @@ def resolve(image: str) -> Path | None:
     return path.absolute() if (path / "oci-layout").is_file() else None
 
 
-def layout_digest(path: Path) -> str:
-    """The digest of the manifest of a layout's image (for this machine, if it has several)."""
-    return load(path).digest
-
-
 def load(path: Path) -> Image:
     """The image of a layout (for this machine, if it has several)."""
     return Layout(path).image(this_architecture())
@@ -106,9 +101,9 @@ def remove(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def building() -> Iterator[Path]:
-    """A folder to build in, deleted afterwards, like those that killed processes left."""
-    root = images_dir()
+def building(root: Path) -> Iterator[Path]:
+    """A new folder in ``root`` to build in; it may be renamed. It is deleted afterwards, like those
+    that killed processes left."""
     for left in [*root.glob(".building-*"), *root.glob(".removed-*")]:
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _delete(left)

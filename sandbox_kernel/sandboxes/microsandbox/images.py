@@ -7,13 +7,12 @@ import fcntl
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import microsandbox as sdk
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout, SpecError
-from sandbox_kernel.images.image_store import layout_digest, resolve
+from sandbox_kernel.images import image_store
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.spec import SandboxSpec
 
@@ -30,7 +29,7 @@ async def reference(spec: SandboxSpec) -> tuple[str, bool]:
             f"with Python. Give a registry's reference (image='python:3.12-slim'), or make one "
             f"with `sandbox-kernel image build` and give its name."
         )
-    layout = await asyncio.to_thread(resolve, spec.image)
+    layout = await asyncio.to_thread(image_store.resolve, spec.image)
     if layout is not None:
         return await load(layout), True
     if spec.image.startswith(("/", ".", "~")):
@@ -40,8 +39,8 @@ async def reference(spec: SandboxSpec) -> tuple[str, bool]:
 
 async def load(layout: Path) -> str:
     """Make the image of a layout known to the SDK; its name there."""
-    digest = await asyncio.to_thread(layout_digest, layout)
-    name = f"{_PREFIX}/{digest.partition(':')[2][:32]}:latest"
+    image = await asyncio.to_thread(image_store.load, layout)
+    name = f"{_PREFIX}/{image.digest.partition(':')[2][:32]}:latest"
     if await _known(name):
         return name
     with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder:
@@ -96,11 +95,5 @@ async def _take(fd: int) -> None:
 
 def _pack(layout: Path, archive: str) -> None:
     with tarfile.open(archive, "w") as tar:
-        for path in _files(layout):
-            tar.add(path, arcname=str(path.relative_to(layout)), recursive=False)
-
-
-def _files(layout: Path) -> Iterator[Path]:
-    yield layout / "oci-layout"
-    yield layout / "index.json"
-    yield from sorted((layout / "blobs").rglob("*"))
+        for name in ("oci-layout", "index.json", "blobs"):
+            tar.add(layout / name, arcname=name)
