@@ -122,10 +122,10 @@ def keep(built: Layout, name: str) -> Path:
         if not path.is_dir():
             built.path.rename(path)
             return path
-        blobs = path / "blobs" / "sha256"
-        fresh = {blob.name for blob in (built.path / "blobs" / "sha256").iterdir()}
+        blobs, made = path / "blobs" / "sha256", built.path / "blobs" / "sha256"
+        fresh = {blob.name for blob in made.iterdir()}
         for digest in fresh:
-            os.replace(built.path / "blobs" / "sha256" / digest, blobs / digest)
+            os.replace(made / digest, blobs / digest)
         os.replace(built.path / "index.json", path / "index.json")
         for blob in list(blobs.iterdir()):
             if blob.name not in fresh:

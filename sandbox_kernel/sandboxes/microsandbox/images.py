@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import tarfile
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import microsandbox as sdk
@@ -14,6 +16,7 @@ import microsandbox as sdk
 from sandbox_kernel.errors import SandboxError, SandboxTimeout, SpecError
 from sandbox_kernel.images import image_store
 from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.spec import SandboxSpec
 
 _LOAD_TIMEOUT, _POLL = 1800.0, 0.2
@@ -45,18 +48,18 @@ async def load(layout: Path) -> str:
         return name
     with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder:
         archive = os.path.join(folder, "image.tar")
-        lock = await _lock()
         try:
-            if not await _known(name):
-                await asyncio.to_thread(_pack, layout, archive)
-                await asyncio.wait_for(sdk.Image.load(archive, tag=name), _LOAD_TIMEOUT)
+            async with _alone():
+                if not await _known(name):
+                    await asyncio.to_thread(_pack, layout, archive)
+                    await asyncio.wait_for(sdk.Image.load(archive, tag=name), _LOAD_TIMEOUT)
+        except SandboxTimeout:
+            raise
         except (sdk.MicrosandboxError, asyncio.TimeoutError) as error:
             raise SandboxError(
                 f"The image in {layout} could not be loaded by microsandbox: "
                 f"{error or f'it took more than {_LOAD_TIMEOUT:g} s'}"
             ) from error
-        finally:
-            os.close(lock)
     return name
 
 
@@ -68,29 +71,23 @@ async def _known(name: str) -> bool:
     return True
 
 
-async def _lock() -> int:
-    """Held until it is closed: loading takes long and is done by one process at a time."""
+@contextlib.asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """Loading takes long and is done by one process at a time."""
     path = private_dir(data_dir() / "microsandbox") / "load.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        await asyncio.wait_for(_take(fd), _LOAD_TIMEOUT)
-    except asyncio.TimeoutError:
+        async for _ in attempts(_LOAD_TIMEOUT, first=_POLL, most=_POLL):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        else:
+            raise SandboxTimeout(
+                f"Another process has been loading an image for {_LOAD_TIMEOUT:g} s."
+            )
+        yield
+    finally:
         os.close(fd)
-        raise SandboxTimeout(
-            f"Another process has been loading an image for {_LOAD_TIMEOUT:g} s."
-        ) from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-async def _take(fd: int) -> None:
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_POLL)
 
 
 def _pack(layout: Path, archive: str) -> None:
