@@ -120,12 +120,10 @@ class Records:
     def current(self, record: Record) -> Record | None:
         """A sandbox's record as it is on disk now; None if the sandbox was removed, also if
         another one has its name since."""
+        folder = Path(record.folder) if record.folder else self._folder(record.backend)
         try:
-            if record.folder:
-                found = self._read(Path(record.folder) / f"{check_name(record.name)}.json")
-            else:
-                found = self.load(record.backend, record.name)
-        except (SandboxNotFound, FileNotFoundError):
+            found = self._read(folder / f"{check_name(record.name)}.json")
+        except FileNotFoundError:
             return None
         return found if found.id == record.id else None
 

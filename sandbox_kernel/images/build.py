@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,7 +34,6 @@ from sandbox_kernel.images.layers import (
     made_file,
     made_folder,
     without_live_folders,
-    write_layer,
 )
 from sandbox_kernel.images.oci import Json, Layout, read_layer, unpack_layout
 from sandbox_kernel.images.wheels import KERNEL, Note, packages_for, uncached_packages_for
@@ -83,7 +82,7 @@ def build_image(
     """
     check_name(name, "An image name")
     asked = _read_requirements(requirements)
-    with image_store.building() as folder:
+    with image_store.building(image_store.images_dir()) as folder:
         layout = Layout.create(folder / "layout")
         base = _read_base(source, layout, folder, note)
         found = find_interpreter(base.contents, _search_path(base.config), python)
@@ -92,7 +91,7 @@ def build_image(
         note("Writing the image ...")
         additions = _additions(base, found, packages)
         first = next(additions, None)  # a base that has everything gets no layer
-        top = [] if first is None else [_own_layer(layout, itertools.chain([first], additions))]
+        top = [] if first is None else [layout.add_layer(itertools.chain([first], additions))]
         layers = [*base.layers, *top]
         digest = layout.write_image(
             _config(base, found, layers),
@@ -155,8 +154,7 @@ def _from_rootfs(path: Path, layout: Layout, note: Note, *, debian: bool = False
     base = _Base()
     note("Packing the root file system ...")
     found = without_live_folders(_rootfs_entries(path))
-    wanted = tidied(found) if debian else found
-    base.layers = [_own_layer(layout, wanted)]
+    base.layers = [layout.add_layer(tidied(found) if debian else found)]
     read_layer(layout.blob(base.layers[0].digest), str(path), base.contents)
     return base
 
@@ -167,13 +165,6 @@ def _rootfs_entries(path: Path) -> Iterator[Entry]:
     else:
         with path.open("rb") as file:
             yield from entries(decompressed(file, str(path)), str(path))
-
-
-def _own_layer(layout: Layout, wanted: Iterable[Entry]) -> Layer:
-    written = layout.path / "layer"
-    layer = write_layer(written, wanted)
-    written.rename(layout.blob(layer.digest))
-    return layer
 
 
 # --- what is added

@@ -61,11 +61,6 @@ def resolve(image: str) -> Path | None:
     return path.absolute() if (path / "oci-layout").is_file() else None
 
 
-def layout_digest(path: Path) -> str:
-    """The digest of the manifest of a layout's image (for this machine, if it has several)."""
-    return load(path).digest
-
-
 def load(path: Path) -> Image:
     """The image of a layout (for this machine, if it has several)."""
     return Layout(path).image(this_architecture())
@@ -106,9 +101,9 @@ def remove(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def building() -> Iterator[Path]:
-    """A folder to build in, deleted afterwards, like those that killed processes left."""
-    root = images_dir()
+def building(root: Path) -> Iterator[Path]:
+    """A new folder in ``root`` to build in; it may be renamed. It is deleted afterwards, like those
+    that killed processes left."""
     for left in [*root.glob(".building-*"), *root.glob(".removed-*")]:
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _delete(left)
@@ -127,10 +122,10 @@ def keep(built: Layout, name: str) -> Path:
         if not path.is_dir():
             built.path.rename(path)
             return path
-        blobs = path / "blobs" / "sha256"
-        fresh = {blob.name for blob in (built.path / "blobs" / "sha256").iterdir()}
+        blobs, made = path / "blobs" / "sha256", built.path / "blobs" / "sha256"
+        fresh = {blob.name for blob in made.iterdir()}
         for digest in fresh:
-            os.replace(built.path / "blobs" / "sha256" / digest, blobs / digest)
+            os.replace(made / digest, blobs / digest)
         os.replace(built.path / "index.json", path / "index.json")
         for blob in list(blobs.iterdir()):
             if blob.name not in fresh:

@@ -15,7 +15,6 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 22: "s390x", 243: "riscv64", 21: "ppc64le"}
 _PYTHON = re.compile(r"python(\d)\.(\d{1,3})(t?)")
-_LIBRARY = re.compile(r"python(3)\.(\d{1,3})(t?)")
 _GLIBC_FILE = re.compile(r"(?:.*/)?libc-2\.(\d+)\.so")
 _GLIBC = re.compile(r"(?:.*/)?libc\.so\.6|(?:.*/)?libc-2\.\d+\.so")
 _GLIBC_VERSION = re.compile(rb"release version 2\.(\d{1,3})")
@@ -82,11 +81,10 @@ def _described(contents: Contents, path: str) -> Interpreter:
 
 
 def _version(contents: Contents, resolved: str, prefix: str) -> tuple[int, int, bool]:
-    name = resolved.rpartition("/")[2]
-    found = _PYTHON.fullmatch(name)
+    found = _PYTHON.fullmatch(resolved.rpartition("/")[2])
     if found is None:
-        libraries = [_LIBRARY.fullmatch(n) for n in contents.names(f"{prefix}/lib")]
-        versions = [match for match in libraries if match]
+        libraries = [n for n in contents.names(f"{prefix}/lib") if n.startswith("python3.")]
+        versions = [match for match in map(_PYTHON.fullmatch, libraries) if match]
         found = versions[0] if len(versions) == 1 else None
     if found is None:
         raise SpecError(

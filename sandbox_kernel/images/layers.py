@@ -9,7 +9,6 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -44,35 +43,41 @@ class Layer:
     """Digest of the uncompressed content."""
 
 
-class _Hashing:
-    """A writable file that hashes what it writes."""
+class Hashing:
+    """A file that hashes what it reads or writes."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self.size = 0
 
+    def read(self, size: int = -1) -> bytes:
+        return self._hashed(self._file.read(size))
+
     def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        self.size += len(data)
-        self._file.write(data)
+        self._file.write(self._hashed(data))
         return len(data)
+
+    def _hashed(self, data: bytes) -> bytes:
+        self._hash.update(data)
+        self.size += len(data)
+        return data
 
     def flush(self) -> None:
         self._file.flush()
 
     @property
     def digest(self) -> str:
-        return f"sha256:{self.hash.hexdigest()}"
+        return f"sha256:{self._hash.hexdigest()}"
 
 
 def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
     """Write a compressed layer. Entries are normalised as ``normalised`` says."""
     time = fixed_time()
     with path.open("wb") as file:
-        outer = _Hashing(file)
+        outer = Hashing(file)
         with gzip.GzipFile("", "wb", 6, cast(Any, outer), mtime=0) as packed:
-            inner = _Hashing(packed)
+            inner = Hashing(packed)
             with tarfile.open(
                 fileobj=cast(Any, inner), mode="w|", format=tarfile.PAX_FORMAT
             ) as archive:
@@ -109,7 +114,7 @@ def folder_entries(root: Path) -> Iterator[Entry]:
     """The sorted files under a folder, without following links or leaving the file system. Files of
     this user belong to root in the image. Sockets and devices are left out."""
     device = root.stat().st_dev
-    seen: dict[tuple[int, int], str] = {}
+    archive = tarfile.open(fileobj=io.BytesIO(), mode="w")  # noqa: SIM115  (knows hard links)
     total = count = 0
 
     def walk(folder: str, prefix: str) -> Iterator[Entry]:
@@ -117,51 +122,25 @@ def folder_entries(root: Path) -> Iterator[Entry]:
         with os.scandir(folder) as found:
             items = sorted(found, key=lambda item: os.fsencode(item.name))
         for item in items:
-            status = item.stat(follow_symlinks=False)
-            entry = _entry(prefix + item.name, status, item.path, seen)
-            if entry is None:
+            entry = archive.gettarinfo(item.path, prefix + item.name)
+            # None: a socket.
+            if entry is None or entry.ischr() or entry.isblk():
                 continue
+            entry.uid = 0 if entry.uid == os.geteuid() else entry.uid
+            entry.gid = 0 if entry.gid == os.getegid() else entry.gid
             total, count = total + entry.size, count + 1
             if total > MAX_BYTES or count > MAX_ENTRIES:
                 raise SpecError(f"{root} holds more than {MAX_BYTES >> 30} GiB or too many files.")
             if entry.isreg():
-                with _opened(item.path) as content:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                with io.FileIO(os.open(item.path, flags)) as content:
                     yield entry, content
             else:
                 yield entry, None
-            if entry.isdir() and status.st_dev == device:
+            if entry.isdir() and os.lstat(item.path).st_dev == device:
                 yield from walk(item.path, f"{prefix}{item.name}/")
 
     yield from walk(str(root), "")
-
-
-def _entry(
-    name: str, status: os.stat_result, path: str, seen: dict[tuple[int, int], str]
-) -> tarfile.TarInfo | None:
-    entry = tarfile.TarInfo(name)
-    entry.mode, entry.mtime = stat.S_IMODE(status.st_mode), status.st_mtime
-    entry.uid = 0 if status.st_uid == os.geteuid() else status.st_uid
-    entry.gid = 0 if status.st_gid == os.getegid() else status.st_gid
-    if stat.S_ISDIR(status.st_mode):
-        entry.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(status.st_mode):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
-    elif stat.S_ISFIFO(status.st_mode):
-        entry.type = tarfile.FIFOTYPE
-    elif not stat.S_ISREG(status.st_mode):
-        return None
-    else:
-        first = seen.setdefault((status.st_dev, status.st_ino), name)
-        if status.st_nlink > 1 and first != name:
-            entry.type, entry.linkname = tarfile.LNKTYPE, first
-        else:
-            entry.size = status.st_size
-    return entry
-
-
-def _opened(path: str) -> closing[io.FileIO]:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    return closing(io.FileIO(fd))
 
 
 def made_folder(name: str, *, uid: int = 0, gid: int = 0, mode: int = 0o755) -> Entry:

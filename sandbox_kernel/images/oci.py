@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -18,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.images.archives import BadArchive, decompressed, entries
 from sandbox_kernel.images.contents import Contents
-from sandbox_kernel.images.layers import Layer
+from sandbox_kernel.images.layers import Entry, Hashing, Layer, write_layer
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -71,12 +72,19 @@ class Layout:
             raise SpecError(f"{self.path} names a blob by {str(digest)[:100]!r}, not by a sha256.")
         return self.path / "blobs" / "sha256" / found.group(1)
 
-    def write_json(self, value: Json) -> tuple[str, int]:
-        """Store a value as a blob: its digest and size."""
+    def add_layer(self, wanted: Iterable[Entry]) -> Layer:
+        """Write a layer and store it as a blob."""
+        written = self.path / "layer"
+        layer = write_layer(written, wanted)
+        written.rename(self.blob(layer.digest))
+        return layer
+
+    def _add_json(self, kind: str, value: Json) -> Json:
+        """Store a value as a blob; returns its descriptor."""
         data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        digest = _digest(data)
         self.blob(digest).write_bytes(data)
-        return digest, len(data)
+        return {"mediaType": kind, "digest": digest, "size": len(data)}
 
     def image(self, architecture: str) -> Image:
         """The image for that architecture; the only one, if there is only one."""
@@ -92,8 +100,7 @@ class Layout:
                 raise SpecError(f"{self.path} holds no image but {str(kind)[:100]!r}.")
             if len(_descriptors(value, "layers", self.path)) > _MAX_LAYERS:
                 raise SpecError(f"{self.path} has an image of more than {_MAX_LAYERS} layers.")
-            config = self._blob_json(value["config"])
-            return Image(str(wanted["digest"]), value, config)
+            return Image(str(wanted["digest"]), value, self._blob_json(value["config"]))
         raise SpecError(f"{self.path} has too deeply nested indexes.")
 
     def look_into(self, image: Image, contents: Contents) -> list[str]:
@@ -124,7 +131,7 @@ class Layout:
             ) from None
         if len(data) > _MAX_JSON:
             raise SpecError(f"{path} is too large to describe an image.")
-        if digest and f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+        if digest and _digest(data) != digest:
             raise SpecError(f"{path} does not have its digest: the image is damaged.")
         try:
             value = json.loads(data)
@@ -139,20 +146,16 @@ class Layout:
     ) -> str:
         """Make an image of layers whose blobs are here, those of ``base`` first, the only one of
         the layout. Returns the digest of its manifest."""
-        config_digest, config_size = self.write_json(config)
         own = [{"mediaType": LAYER, "digest": la.digest, "size": la.size} for la in layers]
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": {"mediaType": CONFIG, "digest": config_digest, "size": config_size},
+            "config": self._add_json(CONFIG, config),
             "layers": [*base, *own],
             "annotations": facts,
         }
-        digest, size = self.write_json(manifest)
         descriptor = {
-            "mediaType": MANIFEST,
-            "digest": digest,
-            "size": size,
+            **self._add_json(MANIFEST, manifest),
             "platform": {"architecture": config["architecture"], "os": "linux"},
             "annotations": {
                 "org.opencontainers.image.ref.name": "latest",
@@ -161,7 +164,7 @@ class Layout:
         }
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [descriptor]}
         (self.path / "index.json").write_text(json.dumps(index, sort_keys=True))
-        return digest
+        return str(descriptor["digest"])
 
 
 def unpack_layout(archive: BinaryIO, where: str, folder: Path) -> Layout:
@@ -173,8 +176,7 @@ def unpack_layout(archive: BinaryIO, where: str, folder: Path) -> Layout:
             continue
         found.add(entry.name)
         with (folder / entry.name).open("wb") as file:
-            while data := content.read(2**20):
-                file.write(data)
+            shutil.copyfileobj(content, file, 2**20)
     if not {"oci-layout", "index.json"} <= found:
         raise SpecError(
             f"{where} is no OCI archive: it lacks oci-layout or index.json. `docker save` writes "
@@ -183,27 +185,10 @@ def unpack_layout(archive: BinaryIO, where: str, folder: Path) -> Layout:
     return Layout(folder)
 
 
-class _Sum:
-    """A readable file that hashes what it reads."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._hash.update(data)
-        return data
-
-    @property
-    def digest(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
-
-
 def read_layer(path: Path, where: str, contents: Contents) -> str:
     """Add a layer's files to ``contents``; returns its diff id. ``where`` names it in errors."""
     with path.open("rb") as file:
-        plain = _Sum(decompressed(file, where))
+        plain = Hashing(decompressed(file, where))
         for entry, content in entries(cast("IO[bytes]", plain), where):
             if entry.ischr() or entry.isblk():
                 raise BadArchive(f"{where} is refused: it has the device {entry.name!r}.")
@@ -217,6 +202,10 @@ def read_layer(path: Path, where: str, contents: Contents) -> str:
         except (OSError, EOFError, zlib.error) as error:
             raise BadArchive(f"{where} cannot be read: {error}") from error
         return plain.digest
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _file_digest(path: Path) -> str:

@@ -8,7 +8,6 @@ these targets: musl 1.1, s390x, ppc64le, free-threaded interpreters.)
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import re
@@ -16,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from packaging.version import InvalidVersion
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.host_programs import host_environment, own_python
+from sandbox_kernel.images.image_store import building
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.paths import data_dir, private_dir
 
@@ -37,7 +36,6 @@ Note = Callable[[str], object]
 """Called with a line of text before a step that takes long."""
 
 _PIP_TIMEOUT = 600.0
-_STALE = 24 * 3600.0
 _MAX_PASSES = 5
 _PROGRAM = re.compile(r"^(?:\.\./)+bin/([^/,\n]+),.*$", re.MULTILINE)
 _OF_NO_USE = ("share", "etc")
@@ -73,10 +71,16 @@ def packages_for(
     for made in (fetched, own) if lean else (fetched,):
         if made.is_dir():
             return made
-    with _new_folder(root) as folder:
+    with building(root) as place:
+        folder = place / "packages"
+        folder.mkdir()
         made = own if _fill(folder, target, requirements, lean, note) else fetched
         _finish(folder, target, lean)
-        _rename(folder, made)
+        try:
+            folder.rename(made)
+        except OSError:
+            if not made.is_dir():  # else another process was faster
+                raise
     return made
 
 
@@ -120,7 +124,8 @@ def _fill(
     """Fill an empty folder; True if with this environment's own packages."""
     problems: dict[bool, Exception] = {}
     for own in (own_first, not own_first):
-        _empty(folder)
+        shutil.rmtree(folder)
+        folder.mkdir()
         try:
             if own:
                 _from_here(folder, target, requirements)
@@ -153,7 +158,8 @@ def _from_index(folder: Path, target: Target, arguments: Sequence[str]) -> None:
     """
     wanted = list(arguments)
     for _ in range(_MAX_PASSES):
-        _empty(folder)
+        shutil.rmtree(folder)
+        folder.mkdir()
         _run_pip(folder, target, wanted)
         lacking = _lacking(folder, target)
         if not lacking:
@@ -330,34 +336,3 @@ def _finish(folder: Path, target: Target, lean: bool) -> None:
             check=False,  # some packages have files for other versions of Python
         )
     folder.chmod(0o755)
-
-
-@contextlib.contextmanager
-def _new_folder(root: Path) -> Iterator[Path]:
-    """A temporary folder in ``root``, which may be renamed. Folders that killed processes left are
-    deleted after a day."""
-    for left in root.glob(".making-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > _STALE:
-                shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rename(folder: Path, made: Path) -> None:
-    try:
-        folder.rename(made)
-    except OSError:
-        if not made.is_dir():  # another process was faster
-            raise
-
-
-def _empty(folder: Path) -> None:
-    for item in folder.iterdir():
-        if item.is_dir() and not item.is_symlink():
-            shutil.rmtree(item)
-        else:
-            item.unlink()

@@ -29,12 +29,11 @@ class AsyncFd:
 
     async def read(self) -> bytes:
         """The next piece; empty at the end, also if this end is closed meanwhile."""
-        loop = asyncio.get_running_loop()
         while self._fd >= 0:
             try:
                 return os.read(self._fd, _CHUNK)
             except BlockingIOError:
-                await self._ready(loop.add_reader, loop.remove_reader)
+                await self.readable()
             except OSError as error:
                 # A terminal's end: nobody has it open any more.
                 if error.errno in (errno.EIO, errno.ECONNRESET):
@@ -53,6 +52,11 @@ class AsyncFd:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
                 await self._ready(loop.add_writer, loop.remove_writer)
+
+    async def readable(self) -> None:
+        """Wait until there is something to read, or this end is closed."""
+        loop = asyncio.get_running_loop()
+        await self._ready(loop.add_reader, loop.remove_reader)
 
     async def _ready(self, add: Callable[..., Any], remove: Callable[..., Any]) -> None:
         waiter = asyncio.get_running_loop().create_future()

@@ -25,13 +25,7 @@ from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
 from sandbox_kernel.sandboxes.folder_archive import UNPACK, packed
-from sandbox_kernel.sandboxes.results import (
-    Diagnosis,
-    ExecResult,
-    SandboxInfo,
-    SnapshotInfo,
-    Usage,
-)
+from sandbox_kernel.sandboxes.results import Diagnosis, ExecResult, SandboxInfo, SnapshotInfo, Usage
 from sandbox_kernel.spec import SandboxSpec
 
 __all__ = [

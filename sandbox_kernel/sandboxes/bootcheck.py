@@ -7,12 +7,14 @@ KVM really does: a /dev/kvm that is there and can be opened may still not run a 
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
 import os
 import platform
 import stat
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +75,19 @@ def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
 
 
 async def boot_check(
-    backend: str,
-    version: str,
-    boot: Callable[[], Awaitable[None]],
-    *,
-    timeout: float,
-    fresh: bool = False,
+    backend: str, version: str, boot: Callable[[], Awaitable[None]], *, timeout: float
 ) -> Diagnosis:
     """The line of ``doctor`` on whether VMs boot. Never raises.
 
     ``boot`` boots a tiny VM and runs a command in it, or raises; it must leave nothing behind,
     also when it is cancelled, which happens after ``timeout`` seconds. Its outcome is kept on
-    disk for this kernel, this ``version`` of the backend's package and this /dev/kvm; ``fresh``
-    tries again.
+    disk for this kernel, this ``version`` of the backend's package and this /dev/kvm.
     """
     problem = kvm_problem()
     if problem is not None:
         return problem
     conditions = _conditions(version)
-    if not fresh and (known := _remembered(backend, conditions)) is not None:
+    if (known := _remembered(backend, conditions)) is not None:
         return known
     began = time.monotonic()
     try:
@@ -135,9 +131,7 @@ def _remembered(backend: str, conditions: dict[str, Any]) -> Diagnosis | None:
     try:
         kept = json.loads(_path(backend).read_text())
         age = time.time() - kept["time"]
-        if kept["conditions"] != conditions or age < 0:
-            return None
-        if not kept["ok"] and age > FAILURE_KEPT:
+        if kept["conditions"] != conditions or age < 0 or (not kept["ok"] and age > FAILURE_KEPT):
             return None
         return Diagnosis(bool(kept["ok"]), str(kept["what"]), str(kept["fix"]))
     except (OSError, SandboxError, ValueError, KeyError, TypeError):
@@ -145,20 +139,11 @@ def _remembered(backend: str, conditions: dict[str, Any]) -> Diagnosis | None:
 
 
 def _remember(backend: str, conditions: dict[str, Any], found: Diagnosis) -> None:
-    path = _path(backend)
-    kept = {
-        "time": time.time(),
-        "conditions": conditions,
-        "ok": found.ok,
-        "what": found.what,
-        "fix": found.fix,
-    }
-    write_atomically(path, json.dumps(kept), lasting=False)
+    kept = {"time": time.time(), "conditions": conditions, **asdict(found)}
+    write_atomically(_path(backend), json.dumps(kept), lasting=False)
 
 
 def _group(gid: int) -> str:
-    import grp
-
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.wire.descriptors import (
     close_all,
     receive_with_descriptors,
@@ -39,13 +40,12 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
-        sock.setblocking(False)
         self.socket = sock
+        self._end = AsyncFd(sock)
         self._limit = limit
         self._received = bytearray()
         self._reset = False
         self._sending = asyncio.Lock()
-        self._waiting: asyncio.Future[None] | None = None
         self.fds: list[int] = []
         """Descriptors that came with messages. The caller removes those that it takes."""
 
@@ -85,11 +85,11 @@ class Channel:
         return message
 
     async def _more(self) -> bool:
-        while self.socket.fileno() >= 0:
+        while not self._end.closed:
             try:
                 data, fds = receive_with_descriptors(self.socket, 65536, _MAX_DESCRIPTORS)
             except BlockingIOError:
-                await self._readable()
+                await self._end.readable()
                 continue
             except OSError as error:
                 self._reset = isinstance(error, ConnectionResetError)
@@ -99,32 +99,12 @@ class Channel:
             return bool(data)
         return False
 
-    async def _readable(self) -> None:
-        loop, fd = asyncio.get_running_loop(), self.socket.fileno()
-        waiting = self._waiting = loop.create_future()
-        loop.add_reader(fd, _resolve, waiting)
-        try:
-            await waiting
-        finally:
-            # After ``close``, another descriptor may have the number.
-            if self.socket.fileno() == fd:
-                loop.remove_reader(fd)
-
     def hang_up(self) -> None:
         """Nothing more will be sent; the last messages can still be received."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        if self.socket.fileno() >= 0:
-            if self._waiting is not None:
-                asyncio.get_running_loop().remove_reader(self.socket.fileno())
-                _resolve(self._waiting)
-            self.socket.close()
+        self._end.close()
         close_all(self.fds)
         self.fds.clear()
-
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

@@ -55,8 +55,3 @@ def check_here(record: Record) -> None:
             f"can only be used and removed there. If that place is gone for good, delete "
             f"{record.folder}/{record.name}.json."
         )
-
-
-def cut_short(record: Record) -> bool:
-    """Whether the creator died before the sandbox was whole."""
-    return unfinished(record) and not under_way(record)

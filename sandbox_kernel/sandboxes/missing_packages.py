@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import (
@@ -130,7 +129,12 @@ async def provide(handle: SandboxHandle, log: Log) -> dict[str, str]:
                 conflict,
             )
         target = f"{found.writable}/{folder}"
-        await _push(handle, packages, target)
+        await handle.upload(str(packages), target)
+        arguments = ["-I", "-S", "-c", _WRITE_MARK, f"{target}/{_COMPLETE}"]
+        marked = await handle.exec(handle.python or "python3", arguments, timeout=_MARK_TIMEOUT)
+        if not marked.ok:
+            said = printable(marked.output[-500:])
+            raise ExecFailed(f"marking {target} as complete failed: {said}")
     except (SandboxGone, SandboxTimeout):
         raise
     except SandboxError as error:
@@ -138,14 +142,6 @@ async def provide(handle: SandboxHandle, log: Log) -> dict[str, str]:
             f"No kernel can be started in sandbox {handle.name!r} by {handle.python}: {error}"
         ) from error
     return {PACKAGES_VARIABLE: target}
-
-
-async def _push(handle: SandboxHandle, packages: Path, target: str) -> None:
-    await handle.upload(str(packages), target)
-    arguments = ["-I", "-S", "-c", _WRITE_MARK, f"{target}/{_COMPLETE}"]
-    marked = await handle.exec(handle.python or "python3", arguments, timeout=_MARK_TIMEOUT)
-    if not marked.ok:
-        raise ExecFailed(f"marking {target} as complete failed: {printable(marked.output[-500:])}")
 
 
 async def _probe(handle: SandboxHandle) -> _Found | None:
@@ -168,12 +164,9 @@ async def _probe(handle: SandboxHandle) -> _Found | None:
     _, mark, answer = result.stdout.rpartition(f"\n{_MARK}")
     if not mark or not result.ok:
         code, said = result.exit_code, printable(result.output[-500:]).strip()
-        hint = (
-            " The image has no Python there. Use one with Python 3.9 or newer."
-            if code in (126, 127)
-            else ""
-        )
-        raise SandboxError(f"it ended with exit code {code} and said: {said!r}.{hint}")
+        hint = " The image has no Python there. Use one with Python 3.9 or newer."
+        what = f"it ended with exit code {code} and said: {said!r}."
+        raise SandboxError(what + (hint if code in (126, 127) else ""))
     try:
         facts = json.loads(answer)
         return None if facts["has"] is True else _understood(facts)

@@ -165,22 +165,19 @@ class RecordKeeper(ABC):
     async def sweep(self) -> None:
         """Delete what nobody wants: whatever was left half-made by a process that died, and
         ``is_unwanted``. Called by ``create``; never raises for a single one."""
+        expected: tuple[type[Exception], ...] = (OSError, SandboxError, *self.sdk_errors)
         for record in self.records.list(self.folder):
             try:
                 if await self._is_swept(record):
                     await self._discard(record)
-            except self._expected as error:
+            except expected as error:
                 _log.warning("%s %s could not be swept away: %s", self.kind, record.name, error)
-
-    @property
-    def _expected(self) -> tuple[type[Exception], ...]:
-        return (OSError, SandboxError, *self.sdk_errors)
 
     async def _is_swept(self, record: Record) -> bool:
         if record.where == "elsewhere" and not self.hosted:
             return False
         if creation_marker.unfinished(record):
-            return creation_marker.cut_short(record)
+            return not creation_marker.under_way(record)
         return await self.is_unwanted(record)
 
 
@@ -206,9 +203,6 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
 
     async def list(self) -> list[str]:
         return [record.name for record in self.records.list(self.backend)]
-
-    async def remove(self, name: str) -> None:
-        await super().remove(name)
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:
         return self.snapshot_keeper.list() if self.snapshot_keeper else []

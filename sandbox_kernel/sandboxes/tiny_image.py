@@ -6,19 +6,17 @@ and no image of the user's. The same bytes come out each time.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import json
 import os
 import platform
 import struct
-import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.images.layers import Entry, made_file, made_folder
+from sandbox_kernel.images.oci import Layout
+from sandbox_kernel.images.target import OCI_ARCHITECTURES
 
 _BASE = 0x400000
 _HEADERS = 64 + 56
@@ -50,7 +48,7 @@ _AARCH64 = struct.pack(
     0xD4000001,  # svc #0
     0x17FFFFFA,  # b wait
 )
-_MACHINES = {"x86_64": (62, "amd64", _X86_64), "aarch64": (183, "arm64", _AARCH64)}
+_MACHINES = {"x86_64": (62, _X86_64), "aarch64": (183, _AARCH64)}
 
 WAIT = ("/bin/true", "wait")
 """The image's own command: it never ends."""
@@ -64,27 +62,28 @@ def tiny_layout(folder: Path, machine: str | None = None) -> Path:
     """
     if (folder / "index.json").is_file():
         return folder
-    elf_machine, architecture, code = _known(machine or platform.machine())
-    layer = _layer(_elf(elf_machine, code))
+    machine = machine or platform.machine()
+    if machine not in _MACHINES:
+        raise SandboxUnavailable(
+            f"MicroVMs run on {' and '.join(sorted(_MACHINES))} machines; this one is {machine!r}."
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        made = Path(temporary) / "layout"
-        _write(made, architecture, layer)
+        layout = Layout.create(Path(temporary) / "layout")
+        layer = layout.add_layer(_files(_elf(*_MACHINES[machine])))
+        config = {
+            "architecture": OCI_ARCHITECTURES[machine],
+            "os": "linux",
+            "config": {"Cmd": list(WAIT), "WorkingDir": "/", "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
+        }
+        layout.write_image(config, [], [layer], "tiny", {})
         try:
-            os.rename(made, folder)
+            os.rename(layout.path, folder)
         except OSError:
             if not (folder / "index.json").is_file():  # else another process was faster
                 raise
     return folder
-
-
-def _known(machine: str) -> tuple[int, str, bytes]:
-    try:
-        return _MACHINES[machine]
-    except KeyError:
-        raise SandboxUnavailable(
-            f"MicroVMs run on {' and '.join(sorted(_MACHINES))} machines; this one is {machine!r}."
-        ) from None
 
 
 def _elf(machine: int, code: bytes) -> bytes:
@@ -97,60 +96,9 @@ def _elf(machine: int, code: bytes) -> bytes:
     return header + segment + code
 
 
-def _layer(program: bytes) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp"):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(entry)
-        for name, mode, content in (
-            ("bin/true", 0o755, program),
-            ("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/true\n"),
-            ("etc/group", 0o644, b"root:x:0:\n"),
-        ):
-            entry = tarfile.TarInfo(name)
-            entry.mode, entry.size = mode, len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def _write(folder: Path, architecture: str, layer: bytes) -> None:
-    blobs = folder / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
-
-    def blob(content: bytes, kind: str, **more: Any) -> dict[str, Any]:
-        digest = hashlib.sha256(content).hexdigest()
-        (blobs / digest).write_bytes(content)
-        media_type = f"application/vnd.oci.image.{kind}"
-        return {
-            "mediaType": media_type,
-            "digest": f"sha256:{digest}",
-            "size": len(content),
-            **more,
-        }
-
-    config = {
-        "architecture": architecture,
-        "os": "linux",
-        "config": {"Cmd": list(WAIT), "WorkingDir": "/", "Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": blob(_json(config), "config.v1+json"),
-        "layers": [blob(gzip.compress(layer, mtime=0), "layer.v1.tar+gzip")],
-    }
-    platform_ = {"architecture": architecture, "os": "linux"}
-    index = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [blob(_json(manifest), "manifest.v1+json", platform=platform_)],
-    }
-    (folder / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
-    (folder / "index.json").write_bytes(_json(index))
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def _files(program: bytes) -> Iterator[Entry]:
+    for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp"):
+        yield made_folder(name)
+    yield made_file("bin/true", program, mode=0o755)
+    yield made_file("etc/passwd", b"root:x:0:0:root:/root:/bin/true\n")
+    yield made_file("etc/group", b"root:x:0:\n")

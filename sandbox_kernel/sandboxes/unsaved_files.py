@@ -7,6 +7,7 @@ Such a sandbox is held by no process. It stays until its files are saved
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -109,12 +110,9 @@ def clear(backend: str, sandbox: str, *, for_good: bool = False) -> None:
     """Its files are saved, or a process answers for it again. ``for_good``: it will have no files
     to save any more. No error if there is no note."""
     keys = {KEY, IN_USE} if for_good else {KEY}
-    try:
-        if keys.isdisjoint(Records().load(backend, sandbox).kernel):
-            return
-    except SandboxNotFound:
-        return
-    _set(backend, sandbox, dict.fromkeys(keys))
+    with contextlib.suppress(SandboxNotFound):
+        if not keys.isdisjoint(Records().load(backend, sandbox).kernel):
+            _set(backend, sandbox, dict.fromkeys(keys))
 
 
 def _set(backend: str, sandbox: str, values: dict[str, dict[str, Any] | None]) -> bool:

@@ -72,8 +72,6 @@ def test_the_outcome_is_remembered() -> None:
     assert check(boots, version="2").ok is True
     assert check(boots, version="2").ok is True
     assert len(boots) == 1
-    assert check(boots, version="2", fresh=True).ok is True
-    assert boots == []
 
 
 @pytest.mark.usefixtures("device")

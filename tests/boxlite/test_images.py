@@ -27,11 +27,11 @@ def test_no_image_says_how_to_make_one() -> None:
 def test_a_folder_with_a_layout_is_an_image(tmp_path: Path) -> None:
     """And anything without a slash at its beginning is a name."""
     layout = tiny_layout(tmp_path / "tiny")
-    options = find_image(SandboxSpec(image=str(layout))).options()
+    options = find_image(SandboxSpec(image=str(layout)))
     assert options["rootfs_path"] == str(layout)
     assert options["env"] == []
     reference = "docker.io/library/python:3.12-slim"
-    assert find_image(SandboxSpec(image=reference)).options() == {"image": reference}
+    assert find_image(SandboxSpec(image=reference)) == {"image": reference}
 
 
 def test_an_image_that_does_not_say_where_its_commands_are(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_an_image_that_does_not_say_where_its_commands_are(tmp_path: Path) -> No
     for blob in (layout / "blobs/sha256").iterdir():
         if b"PATH=/bin" in (content := blob.read_bytes()):
             blob.write_bytes(content.replace(b"PATH=/bin", b"OTHER=/x"))
-    options = find_image(SandboxSpec(image=str(layout))).options()
+    options = find_image(SandboxSpec(image=str(layout)))
     assert [name for name, _ in options["env"]] == ["PATH"]
 
 

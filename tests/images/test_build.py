@@ -211,7 +211,7 @@ def test_names_and_paths_and_references(rootfs: Path, tmp_path: Path) -> None:
     assert image_store.resolve("python:3.12-slim") is None
     assert image_store.resolve("registry.example/py") is None
     assert image_store.resolve(str(rootfs)) is None
-    assert image_store.layout_digest(built.path) == built.digest
+    assert image_store.load(built.path).digest == built.digest
 
 
 def test_an_image_built_anew_replaces_the_old_one(rootfs: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_command(rootfs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["digest"] == digest
     assert main(["image", "export", "py", str(tmp_path / "py.tar")]) == 0
     assert main(["image", "export", "py", f"{tmp_path}/layout/"]) == 0
-    assert image_store.layout_digest(tmp_path / "layout") == digest
+    assert image_store.load(tmp_path / "layout").digest == digest
     assert main(["image", "rm", "py", "other"]) == 0
     assert capsys.readouterr().out == "py\n"
     assert main(["image", "list", "--quiet"]) == 0
@@ -291,7 +291,7 @@ def test_what_a_killed_build_has_left_is_cleared_up(rootfs: Path) -> None:
     """The next build removes what belongs to nobody any more."""
     left = image_store.images_dir() / ".building-left"
     (left / "layout").mkdir(parents=True)
-    with image_store.building() as mine:
+    with image_store.building(image_store.images_dir()) as mine:
         build_image("py", str(rootfs))
         assert mine.is_dir()
     assert sorted(path.name for path in image_store.images_dir().iterdir()) == ["py"]

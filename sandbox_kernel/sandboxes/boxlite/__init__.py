@@ -2,12 +2,10 @@
 
 client       BoxliteClient: for users; talks to the broker, or to a server
 sdk_client   the boxes, through the SDK; runs in the broker
-handle       one box
-vm_size      the fields of a spec that decide a VM's size
+handle       one box, and what is known of it when it has ended
 sdk_runtime  the SDK itself: boxes, their processes, its errors in our words
 image        from a spec's image to BoxLite's options
 link         the one way into a box, and the commands that go over it
-postmortem   reason and log of a box that has ended
 backend      capabilities and names; imports no SDK
 
 ``guest/commands/box.py`` is process 1 of a box.

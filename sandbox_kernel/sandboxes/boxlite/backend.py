@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version as _version
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxUnavailable
@@ -48,11 +47,6 @@ class BoxHandle(RecordedHandle):
     workdir = WORKDIR
     python = PYTHON
     holds_lease = True
-
-
-def version() -> str:
-    """The SDK's version."""
-    return _version("boxlite")
 
 
 def home() -> Path:

@@ -14,14 +14,7 @@ from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.base import Diagnosis, SandboxClient, SandboxHandle, SnapshotInfo
 from sandbox_kernel.sandboxes.bootcheck import kvm_problem
-from sandbox_kernel.sandboxes.boxlite.backend import (
-    BACKEND,
-    CAPABILITIES,
-    PYTHON,
-    WORKDIR,
-    home,
-    remote,
-)
+from sandbox_kernel.sandboxes.boxlite.backend import BACKEND, CAPABILITIES, BoxHandle, home, remote
 from sandbox_kernel.sandboxes.boxlite.image import find_image
 from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
 from sandbox_kernel.sandboxes.broker.startup import Place
@@ -34,11 +27,8 @@ _FACTORY = "sandbox_kernel.sandboxes.boxlite.sdk_client:DirectClient"
 _INSTALL = "pip install 'sandbox-kernel[boxlite]'"
 
 
-class _Handle(BrokeredHandle):
-    backend = BACKEND
-    workdir = WORKDIR
-    python = PYTHON
-    holds_lease = True
+class _Handle(BoxHandle, BrokeredHandle):
+    """A box of the broker's."""
 
 
 class _Brokered(BrokeredClient):

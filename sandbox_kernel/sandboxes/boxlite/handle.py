@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
+from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.base import SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.boxlite.backend import BoxHandle
-from sandbox_kernel.sandboxes.boxlite.postmortem import Notes
-from sandbox_kernel.sandboxes.boxlite.vm_size import limits
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
+from sandbox_kernel.sandboxes.untrusted_files import read_tail, remove_tree
 from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
@@ -22,6 +23,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 30.0
+_LIMITS = {
+    "memory_mib": "MiB (the VM's memory)",
+    "cpus": "(the VM's CPUs)",
+    "disk_mib": "MiB (the VM's disk, with the image)",
+}
+
+
+class Notes:
+    """Reason (``ended``) and ``log`` of a box that has ended, in files on the host, by the
+    sandbox's id. Reading a missing one gives an empty text."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        self._id = sandbox_id
+
+    @property
+    def _folder(self) -> Path:
+        return private_dir(data_dir() / "boxes") / self._id
+
+    def read(self, name: str) -> str:
+        return read_tail(self._folder / name)
+
+    def write(self, name: str, text: str) -> None:
+        (private_dir(self._folder) / name).write_text(text, errors="replace")
+
+    def clear(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        remove_tree(self._folder)
 
 
 class DirectHandle(BoxHandle):
@@ -56,10 +86,9 @@ class DirectHandle(BoxHandle):
 
     async def kill(self) -> None:
         state = await self._client.runtime.state(self._record.data["box"])
-        if state is None or not state.running:
-            return await self._client.ended(self._record)
-        self._notes.write("ended", "it was killed")
-        await self._client.runtime.finish(state.id)
+        if state is not None and state.running:
+            self._notes.write("ended", "it was killed")
+            await self._client.runtime.finish(state.id)
         await self._client.ended(self._record)
 
     async def resume(self) -> None:
@@ -83,8 +112,10 @@ class DirectHandle(BoxHandle):
         status = "gone"
         if state is not None:
             status = "running" if state.running else "stopped"
-            detail["box"] = state.id
-            detail["pids"] = [p.pid for p in await asyncio.to_thread(runtime.processes, state.id)]
+            pids = [p.pid for p in await asyncio.to_thread(runtime.processes, state.id)]
+            detail = {"box": state.id, "pids": pids}
         if status != "running":
             detail["reason"] = self._client.reason(self._record, state)
-        return self._info(status, limits=limits(self.spec), detail=detail)
+        asked = {field: getattr(self.spec, field) for field in _LIMITS}
+        limits = {f: f"{int(v)} {_LIMITS[f]}" for f, v in asked.items() if v is not None}
+        return self._info(status, limits=limits, detail=detail)

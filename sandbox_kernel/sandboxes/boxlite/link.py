@@ -20,10 +20,7 @@ from sandbox_kernel.guest.commands.box import REQUEST, STDERR, STDIO
 from sandbox_kernel.guest.commands.process_one import MAX_REQUEST
 from sandbox_kernel.sandboxes.channel import Hangup
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.controlled_stream import (
-    ControlledStream,
-    check_started,
-)
+from sandbox_kernel.sandboxes.controlled_stream import ControlledStream, check_started
 from sandbox_kernel.sandboxes.stream_link import ByteStream, StreamLink
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.wire.codec import BASE64
@@ -149,8 +146,7 @@ class BoxRequest(StreamPort):
             raise SandboxError(f"Sandbox {self._sandbox!r} sent an answer that is not JSON.")
         return message
 
-    def hang_up(self) -> None:
-        self.end_input()
+    hang_up = StreamPort.end_input
 
     def on_finished(self) -> None:
         super().on_finished()
@@ -266,7 +262,7 @@ class BoxLink:
 
     async def _end(self, why: str) -> None:
         try:
-            self.error = await self._why_lost()
+            self.error = self.error or await self._why_lost()
         except Exception as error:  # noqa: BLE001  (an SDK may raise anything)
             self.error = SandboxError(f"Sandbox {self.sandbox!r} was lost: {why}; {error}.")
         for stream in self._peer.mux.close():
@@ -280,12 +276,7 @@ class BoxLink:
     async def close(self) -> None:
         """End the link; the box ends its commands. Idempotent."""
         if self._ending is None:
-            gone = self._gone()
-
-            async def why() -> SandboxError:
-                return gone
-
-            self._why_lost = why
+            self.error = self._gone()
             self._peer.detach()
             self._lost("it was closed")
         assert self._ending is not None

@@ -7,6 +7,8 @@ main command is ``guest/commands/box.py``, and all requests go through the one l
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.metadata
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,14 +28,12 @@ from sandbox_kernel.sandboxes.boxlite.backend import (
     SNAPSHOTS,
     WORKDIR,
     remote,
-    version,
 )
-from sandbox_kernel.sandboxes.boxlite.handle import DirectHandle
-from sandbox_kernel.sandboxes.boxlite.image import BoxImage, find_image
+from sandbox_kernel.sandboxes.boxlite.handle import DirectHandle, Notes
+from sandbox_kernel.sandboxes.boxlite.image import find_image, layout_options
 from sandbox_kernel.sandboxes.boxlite.link import BoxLink
-from sandbox_kernel.sandboxes.boxlite.postmortem import Notes
 from sandbox_kernel.sandboxes.boxlite.sdk_runtime import Runtime, State, explain
-from sandbox_kernel.sandboxes.boxlite.vm_size import sizes as vm_sizes
+from sandbox_kernel.sandboxes.capabilities import refusal
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
 from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
@@ -51,8 +51,6 @@ _REASONS = {
     EXIT_CODES["lease"]: "its lease was over: nobody had been attached to it",
     EXIT_CODES["main"]: "its main command ended",
 }
-
-
 _ENTRYPOINT = (PYTHON, "-I", "-S", "-c", guest_program.program("guest.commands.box"))
 _CONNECTOR = ("-I", "-S", "-c", guest_program.program("guest.commands.box_connector"))
 
@@ -101,15 +99,12 @@ class DirectClient(RecordingClient[DirectHandle]):
     def __init__(self) -> None:
         super().__init__()
         self.snapshot_keeper: Snapshots = Snapshots(self)
-        self._runtime: Runtime | None = None
         self._links: dict[str, BoxLink] = {}
         self._opening: dict[str, asyncio.Lock] = {}
 
-    @property
+    @functools.cached_property
     def runtime(self) -> Runtime:
-        if self._runtime is None:
-            self._runtime = Runtime()
-        return self._runtime
+        return Runtime()
 
     def handle(self, record: Record) -> DirectHandle:
         return DirectHandle(self, record)
@@ -118,14 +113,12 @@ class DirectClient(RecordingClient[DirectHandle]):
 
     async def create(self, spec: SandboxSpec) -> DirectHandle:
         self.check(spec)
-        chosen = vm_sizes(spec)
+        chosen = _sizes(spec)
         image = await asyncio.to_thread(find_image, spec)
         runtime = self.runtime
-
-        async def new_box(name: str) -> str:
-            return await runtime.create(name, image, entrypoint=_ENTRYPOINT, **chosen)
-
-        return await self._make(spec, new_box)
+        return await self._make(
+            spec, lambda name: runtime.create(name, image, entrypoint=_ENTRYPOINT, **chosen)
+        )
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> DirectHandle:
         kept = self.snapshot_keeper.load(snapshot)
@@ -161,16 +154,14 @@ class DirectClient(RecordingClient[DirectHandle]):
             link = self._links.get(record.id)
             if link is not None and not link.closed.is_set():
                 return link
-            state = await self.runtime.state(record.data["box"])
-            if state is None or not state.running:
-                raise self.gone(record, state)
+            if gone := await self._gone_by_now(record):
+                raise gone
             spec = record.sandbox_spec()
             try:
                 carrier = await self.runtime.execute(record.data["box"], PYTHON, _CONNECTOR)
             except sdk.BoxliteError as error:
-                state = await self.runtime.state(record.data["box"])
-                if state is None or not state.running:
-                    raise self.gone(record, state) from None
+                if gone := await self._gone_by_now(record):
+                    raise gone from None
                 raise explain(error, spec.name, spec.image, "") from error
             link = BoxLink(carrier, record.name, lambda: self._why_lost(record))
             try:
@@ -186,39 +177,36 @@ class DirectClient(RecordingClient[DirectHandle]):
     async def _why_lost(self, record: Record) -> SandboxError:
         """Asked when a link breaks: has the box ended, or is it only the link?"""
         async for _ in attempts(_NOTICE, most=_POLL):
-            state = await self.runtime.state(record.data["box"])
-            if state is None or not state.running:
-                return self.gone(record, state)
+            if gone := await self._gone_by_now(record):
+                return gone
         return SandboxError(
             f"The connection to sandbox {record.name!r} broke; its commands were ended."
         )
+
+    async def _gone_by_now(self, record: Record) -> SandboxGone | None:
+        """The error for a box that does not run; None if it does."""
+        state = await self.runtime.state(record.data["box"])
+        return None if state is not None and state.running else self.gone(record, state)
 
     def gone(self, record: Record, state: State | None) -> SandboxGone:
         message = f"Sandbox {record.name!r} has ended: {self.reason(record, state)}."
         if state is None:
             return SandboxGone(message)
-        if self._unexplained(record, state) and (console := self.runtime.console(state.id)):
+        explained = state.exit_code in _REASONS or Notes(record.id).read("ended")
+        if not explained and (console := self.runtime.console(state.id)):
             message += f" Its console ends: {console}"
         return SandboxGone(
             f"{message} Restart its kernel to start it again with its files, or remove it with "
             f"`sandbox-kernel rm {record.name}`."
         )
 
-    @staticmethod
-    def _unexplained(record: Record, state: State) -> bool:
-        return state.exit_code not in _REASONS and not Notes(record.id).read("ended")
-
     def reason(self, record: Record, state: State | None) -> str:
         """Why a box has ended, in words."""
         if state is None:
             return "it was removed"
-        noted = Notes(record.id).read("ended")
-        if noted:
-            return noted
-        code = state.exit_code
-        if code in _REASONS:
-            return _REASONS[code]
-        return "its VM was killed or crashed" + (f" (exit code {code})" if code else "")
+        code = state.exit_code or 0
+        crashed = "its VM was killed or crashed" + (f" (exit code {code})" if code else "")
+        return Notes(record.id).read("ended") or _REASONS.get(code, crashed)
 
     async def console(self, record: Record) -> str:
         state = await self.runtime.state(record.data["box"])
@@ -280,9 +268,8 @@ class DirectClient(RecordingClient[DirectHandle]):
     async def is_unwanted(self, record: Record) -> bool:
         """A box whose lease ran out."""
         state = await self.runtime.state(record.data["box"])
-        if state is None or state.running:
-            return False
-        return state.exit_code == EXIT_CODES["lease"]
+        lease_over = EXIT_CODES["lease"]
+        return state is not None and not state.running and state.exit_code == lease_over
 
     async def sweep(self) -> None:
         await super().sweep()
@@ -310,9 +297,10 @@ class DirectClient(RecordingClient[DirectHandle]):
             _ = self.runtime
         except SandboxError as error:
             return [Diagnosis(False, "BoxLite cannot be used here", str(error))]
+        version = importlib.metadata.version("boxlite")
         return [
-            Diagnosis(True, f"boxlite {version()} is installed"),
-            await boot_check(self.backend, version(), self._boot, timeout=boot_timeout()),
+            Diagnosis(True, f"boxlite {version} is installed"),
+            await boot_check(self.backend, version, self._boot, timeout=boot_timeout()),
         ]
 
     async def _diagnose_server(self) -> Diagnosis:
@@ -332,7 +320,7 @@ class DirectClient(RecordingClient[DirectHandle]):
         limit = max(_BOOT_MARGIN, boot_timeout() - _BOOT_MARGIN)
         try:
             box_id = await self.runtime.create(
-                name, BoxImage(layout=layout), entrypoint=WAIT, cpus=1, memory_mib=256
+                name, layout_options(layout), entrypoint=WAIT, cpus=1, memory_mib=256
             )
             await asyncio.wait_for(self.runtime.start(name), limit)
             code = await (await self.runtime.execute(name, "/bin/true", [])).wait()
@@ -348,6 +336,22 @@ class DirectClient(RecordingClient[DirectHandle]):
         for link in list(self._links.values()):
             await link.close()
         self._links.clear()
+
+
+def _sizes(spec: SandboxSpec) -> dict[str, int | None]:
+    """For ``Runtime.create``. SpecRefused for what a VM cannot have: nothing is rounded."""
+    if spec.cpus is not None and spec.cpus != int(spec.cpus):
+        why = f"A VM has whole CPUs; ask for {int(spec.cpus) + 1}."
+        raise refusal(spec.name, BACKEND, f"cpus={spec.cpus!r}", why)
+    if spec.disk_mib is not None and spec.disk_mib % 1024:
+        more = (spec.disk_mib // 1024 + 1) * 1024
+        why = f"BoxLite's disks have whole GiB, image included; ask for {more}."
+        raise refusal(spec.name, BACKEND, f"disk_mib={spec.disk_mib!r}", why)
+    return {
+        "cpus": int(spec.cpus) if spec.cpus is not None else None,
+        "memory_mib": spec.memory_mib,
+        "disk_gib": spec.disk_mib // 1024 if spec.disk_mib is not None else None,
+    }
 
 
 def _box_name(record: Record) -> str:

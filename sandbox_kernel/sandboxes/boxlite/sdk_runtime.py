@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.sandboxes.boxlite.backend import home, remote
-from sandbox_kernel.sandboxes.boxlite.image import BoxImage
 from sandbox_kernel.sandboxes.untrusted_files import read_end
 from sandbox_kernel.untrusted_text import printable
 
@@ -50,7 +49,6 @@ class State:
 
     def __init__(self, info: Any) -> None:
         self.id = str(info.id)
-        self.status = str(info.state.status)
         self.running = bool(info.state.running)
         self.stale = False
         """BoxLite says that it runs, but none of its processes exists."""
@@ -80,7 +78,7 @@ class Runtime:
     async def create(
         self,
         name: str,
-        image: BoxImage,
+        image: Mapping[str, Any],
         *,
         entrypoint: Sequence[str],
         cpus: int | None = None,
@@ -91,7 +89,7 @@ class Runtime:
         runs in BoxLite's jailer, outlives this process, and only ``start`` starts it."""
         closed = boxlite.OutboundNetworkSpec(mode="disabled")
         options = boxlite.BoxOptions(
-            **image.options(),
+            **image,
             cpus=cpus,
             memory_mib=memory_mib,
             disk_size_gb=disk_gib,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
@@ -81,7 +81,8 @@ class BrokeredHandle(RecordedHandle):
         with stream_ends(duplex=command.duplex or terminal) as (theirs, ours):
             channel, answer = await self._place.request(message, tuple(theirs))
             try:
-                self._check(answer)
+                with self._not_found_is_gone():
+                    raise_error(answer)
                 stream = BrokeredStream(channel, self.name, list(ours), terminal)
             except BaseException:
                 channel.close()
@@ -122,14 +123,13 @@ class BrokeredHandle(RecordedHandle):
         return {"name": self.name, "id": self.id}
 
     async def _ask(self, kind: str, **values: Any) -> Any:
-        channel, answer = await self._place.request({"kind": kind, **self._named(), **values})
-        channel.close()
-        self._check(answer)
-        return answer.get("result")
+        with self._not_found_is_gone():
+            return await ask(self._place, kind, **self._named(), **values)
 
-    def _check(self, answer: dict[str, Any]) -> None:
+    @contextlib.contextmanager
+    def _not_found_is_gone(self) -> Iterator[None]:
         try:
-            raise_error(answer)
+            yield
         except SandboxNotFound:
             raise SandboxGone(f"Sandbox {self.name!r} has ended: it was removed.") from None
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import importlib
 import logging
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -36,7 +36,7 @@ def main(factory: str, path: str, idle: str = str(IDLE)) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return EXIT_TAKEN
-    client = _made(factory)
+    client = pkgutil.resolve_name(factory)()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,14 +55,6 @@ def main(factory: str, path: str, idle: str = str(IDLE)) -> int:
     return 0
 
 
-def _made(factory: str) -> SandboxClient:
-    module, _, name = factory.partition(":")
-    client = getattr(importlib.import_module(module), name)()
-    if not isinstance(client, SandboxClient):
-        raise TypeError(f"{factory} makes no SandboxClient")
-    return client
-
-
 async def _serve(client: SandboxClient, listener: socket.socket, idle: float, log: Path) -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -77,14 +69,10 @@ async def _serve(client: SandboxClient, listener: socket.socket, idle: float, lo
 async def _keep_short(log: Path) -> None:
     """Empty the log, which is this process's stderr, whenever it has grown too long."""
     while True:
-        _cut(log)
+        with contextlib.suppress(OSError):
+            if os.stat(log).st_size > MAX_LOG:
+                os.truncate(log, 0)
         await asyncio.sleep(_LOG_CHECK)
-
-
-def _cut(log: Path) -> None:
-    with contextlib.suppress(OSError):
-        if log.stat().st_size > MAX_LOG:
-            os.truncate(log, 0)
 
 
 if __name__ == "__main__":

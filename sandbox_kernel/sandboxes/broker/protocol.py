@@ -2,7 +2,7 @@
 
 A connection carries one request:
 
-    {"protocol": 1, "kind": "create" | "get" | ..., ...}     with the ends of a stream's pipes
+    {"protocol": 1, "kind": "create" | "stop" | ..., ...}    with the ends of a stream's pipes
     {"result": ...}  or  {"error": class, "message": text}
 
 After ``open_stream`` it stays open for ``{"signal": n}`` and ``{"resize": [rows, columns]}`` one

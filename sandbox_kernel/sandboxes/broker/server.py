@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
@@ -47,24 +47,6 @@ class Broker:
         self._busy = 0
         self._used_at = time.monotonic()
         self._retiring = False
-        self._kinds: dict[str, Callable[[Request], Awaitable[Any]]] = {
-            "create": self._create,
-            "restore": self._restore,
-            "get": self._get,
-            "list": lambda _: self._client.list(),
-            "remove": lambda request: self._client.remove(request["name"]),
-            "snapshots": self._snapshots,
-            "remove_snapshot": lambda request: self._client.remove_snapshot(request["name"]),
-            "diagnose": self._diagnose,
-            "spawn": self._spawn,
-            "stop": self._for_handle("stop"),
-            "kill": self._for_handle("kill"),
-            "pause": self._for_handle("pause"),
-            "resume": self._for_handle("resume"),
-            "info": self._info,
-            "logs": self._logs,
-            "snapshot": self._snapshot,
-        }
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -150,10 +132,9 @@ class Broker:
     # --- requests with one answer
 
     async def _answer(self, channel: Channel, request: Request) -> None:
-        kind = self._kinds.get(str(request.get("kind")))
-        if kind is None:
+        if request.get("kind") not in {*_OF_CLIENT, *_OF_HANDLE}:
             raise SandboxError(f"unknown request {request.get('kind')!r}")
-        work = asyncio.ensure_future(kind(request))
+        work = asyncio.ensure_future(self._result(request))
         gone = asyncio.ensure_future(channel.receive())
         self._busy += 1
         try:
@@ -176,20 +157,12 @@ class Broker:
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _create(self, request: Request) -> Request:
-        return _described(await self._client.create(_spec(request)))
-
-    async def _restore(self, request: Request) -> Request:
-        return _described(await self._client.restore(request["snapshot"], _spec(request)))
-
-    async def _get(self, request: Request) -> Request:
-        return _described(await self._client.get(request["name"]))
-
-    async def _snapshots(self, _: Request) -> list[Request]:
-        return [asdict(found) for found in await self._client.snapshots()]
-
-    async def _diagnose(self, _: Request) -> list[Request]:
-        return [asdict(found) for found in await self._client.diagnose()]
+    async def _result(self, request: Request) -> Any:
+        of_client = _OF_CLIENT.get(request["kind"])
+        if of_client is not None:
+            return _plain(await of_client(self._client, request))
+        of_handle = _OF_HANDLE[request["kind"]]
+        return _plain(await of_handle(await self._handle(request), request))
 
     async def _handle(self, request: Request) -> SandboxHandle:
         """The sandbox that a request is about; another one that has its name now is not it."""
@@ -198,33 +171,14 @@ class Broker:
             raise SandboxNotFound(f"Sandbox {handle.name!r} is another one now.")
         return handle
 
-    def _for_handle(self, method: str) -> Callable[[Request], Awaitable[None]]:
-        async def call(request: Request) -> None:
-            await getattr(await self._handle(request), method)()
-
-        return call
-
-    async def _spawn(self, request: Request) -> None:
-        handle = await self._handle(request)
-        await handle.spawn_command(Command.from_json(request))
-
-    async def _info(self, request: Request) -> Request:
-        return asdict(await (await self._handle(request)).info())
-
-    async def _logs(self, request: Request) -> str:
-        return await (await self._handle(request)).logs(tail=request["tail"])
-
-    async def _snapshot(self, request: Request) -> Request:
-        handle = await self._handle(request)
-        return asdict(await handle.snapshot(request["snapshot"]))
-
     # --- streams
 
     async def _open_stream(self, channel: Channel, request: Request) -> None:
         duplex = len(channel.fds) == 1
         command = Command.from_json(request)
         command = replace(command, duplex=duplex and not command.tty)
-        ports = [AsyncFd(_owned(channel.fds.pop(0), duplex)) for _ in range(len(channel.fds))]
+        fds = [channel.fds.pop(0) for _ in range(len(channel.fds))]
+        ports = [AsyncFd(socket.socket(fileno=fd) if duplex else fd) for fd in fds]
         try:
             handle = await self._handle(request)
             stream = await handle.open_command(command)
@@ -310,10 +264,6 @@ class _Pumps:
             await self._channel.send(message)
 
 
-def _owned(fd: int, duplex: bool) -> int | socket.socket:
-    return socket.socket(fileno=fd) if duplex else fd
-
-
 def _spec(request: Request) -> SandboxSpec:
     values = request["spec"]
     if not isinstance(values, dict):
@@ -321,5 +271,32 @@ def _spec(request: Request) -> SandboxSpec:
     return SandboxSpec.from_mapping(values)
 
 
-def _described(handle: SandboxHandle) -> Request:
-    return {"name": handle.name, "id": handle.id}
+def _plain(result: Any) -> Any:
+    """What a client or a handle returned, as JSON types."""
+    if isinstance(result, SandboxHandle):
+        return {"name": result.name, "id": result.id}
+    if isinstance(result, (list, tuple)):
+        return [_plain(item) for item in result]
+    is_value = is_dataclass(result) and not isinstance(result, type)
+    return asdict(result) if is_value else result
+
+
+_OF_CLIENT: dict[str, Callable[[SandboxClient, Request], Awaitable[Any]]] = {
+    "create": lambda client, request: client.create(_spec(request)),
+    "restore": lambda client, request: client.restore(request["snapshot"], _spec(request)),
+    "list": lambda client, _: client.list(),
+    "remove": lambda client, request: client.remove(request["name"]),
+    "snapshots": lambda client, _: client.snapshots(),
+    "remove_snapshot": lambda client, request: client.remove_snapshot(request["name"]),
+    "diagnose": lambda client, _: client.diagnose(),
+}
+_OF_HANDLE: dict[str, Callable[[SandboxHandle, Request], Awaitable[Any]]] = {
+    "spawn": lambda handle, request: handle.spawn_command(Command.from_json(request)),
+    "stop": lambda handle, _: handle.stop(),
+    "kill": lambda handle, _: handle.kill(),
+    "pause": lambda handle, _: handle.pause(),
+    "resume": lambda handle, _: handle.resume(),
+    "info": lambda handle, _: handle.info(),
+    "logs": lambda handle, request: handle.logs(tail=request["tail"]),
+    "snapshot": lambda handle, request: handle.snapshot(request["snapshot"]),
+}

@@ -26,10 +26,7 @@ from sandbox_kernel.sandboxes.untrusted_files import read_tail
 START_TIMEOUT = 60.0
 _RETIRE_TIMEOUT = 30.0
 _RETRY = 0.02
-_PROGRAM = (
-    "import sys; "
-    "from sandbox_kernel.sandboxes.broker.main import main; sys.exit(main(*sys.argv[1:]))"
-)
+_PROGRAM = "sandbox_kernel.sandboxes.broker.main"
 
 
 class Place:
@@ -74,15 +71,12 @@ class Place:
                 return channel, answer
             channel.close()
             if not answer.get("retiring") or time.monotonic() > deadline:
-                raise SandboxUnavailable(self._other_version(answer))
+                raise SandboxUnavailable(
+                    f"The broker of the backend {self.backend!r} is another version's (protocol "
+                    f"{answer.get('protocol')!r}, and this process speaks {PROTOCOL}). Restart the "
+                    f"programs that use the older version of sandbox-kernel; the sandboxes live on."
+                )
             await asyncio.sleep(_RETRY)  # it ends as soon as it has nothing to do
-
-    def _other_version(self, answer: dict[str, Any]) -> str:
-        return (
-            f"The broker of the backend {self.backend!r} is another version's (protocol "
-            f"{answer.get('protocol')!r}, and this process speaks {PROTOCOL}). Restart the "
-            f"programs that use the older version of sandbox-kernel; the sandboxes live on."
-        )
 
     async def _connected(self) -> Channel:
         found = self._connect()
@@ -123,7 +117,7 @@ class Place:
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             process = subprocess.Popen(
-                own_python("-c", _PROGRAM, self.factory, str(self.socket)),
+                own_python("-m", _PROGRAM, self.factory, str(self.socket)),
                 env=host_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

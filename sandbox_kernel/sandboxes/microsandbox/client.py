@@ -18,11 +18,7 @@ from typing import ClassVar
 
 import microsandbox as sdk
 
-from sandbox_kernel.errors import (
-    SandboxError,
-    SandboxTimeout,
-    SandboxUnavailable,
-)
+from sandbox_kernel.errors import SandboxError, SandboxTimeout, SandboxUnavailable
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
@@ -31,7 +27,7 @@ from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
 from sandbox_kernel.sandboxes.microsandbox.snapshots import Snapshots
 from sandbox_kernel.sandboxes.recording_client import RecordingClient
-from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
+from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.tiny_image import tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 
@@ -145,7 +141,13 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
                 f"could not be pulled: {error}. Is the name right, and can the registry be reached?"
             )
         if isinstance(error, sdk.MicrosandboxError):
-            return SandboxUnavailable(_no_start(record.name, str(error), why))
+            problem, what = kvm_problem(), f"Sandbox {record.name!r} could not be started"
+            if problem is not None:
+                return SandboxUnavailable(f"{what}: {problem.what}. {problem.fix}")
+            return SandboxUnavailable(
+                f"{what}: {str(error)[:800]} {why} `sandbox-kernel doctor` tells whether microVMs "
+                f"can run here."
+            )
         return error
 
     # --- removing
@@ -161,11 +163,6 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
         return "lease" in await asyncio.to_thread(machine.why_ended, vm)
 
     # --- snapshots
-
-    async def keep(self, handle: MicrosandboxHandle, name: str) -> SnapshotInfo:
-        """Make a snapshot of a running sandbox with its memory (``SandboxHandle.snapshot``)."""
-        source = self.records.load(self.backend, handle.name)
-        return await self.snapshot_keeper.take_from(source, name)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> MicrosandboxHandle:
         """As the surface says: the sandbox goes on where the snapshot was taken. What the spec
@@ -236,16 +233,6 @@ async def _boot() -> None:
         raise SandboxUnavailable(f"{error}. {why}".strip()) from error
     finally:
         await asyncio.shield(machine.destroy(vm))
-
-
-def _no_start(name: str, error: str, why: str) -> str:
-    problem = kvm_problem()
-    if problem is not None:
-        return f"Sandbox {name!r} could not be started: {problem.what}. {problem.fix}"
-    return (
-        f"Sandbox {name!r} could not be started: {error[:800]} {why} "
-        f"`sandbox-kernel doctor` tells whether microVMs can run here."
-    )
 
 
 def _check_cpus(spec: SandboxSpec) -> None:

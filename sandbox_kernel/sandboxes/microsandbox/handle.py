@@ -220,7 +220,8 @@ class MicrosandboxHandle(RecordedHandle):
 
     async def snapshot(self, name: str) -> SnapshotInfo:
         """Keeps the memory, the running processes and the files of a running sandbox."""
-        return await self._client.keep(self, name)
+        source = self._client.records.load(self.backend, self.name)
+        return await self._client.snapshot_keeper.take_from(source, name)
 
     async def fork(self, name: str = "") -> MicrosandboxHandle:
         """As the surface says. The copy's files, memory and processes are its own from the moment

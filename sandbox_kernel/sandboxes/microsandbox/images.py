@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import microsandbox as sdk
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout, SpecError
-from sandbox_kernel.images.image_store import layout_digest, resolve
+from sandbox_kernel.images import image_store
 from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.spec import SandboxSpec
 
 _LOAD_TIMEOUT, _POLL = 1800.0, 0.2
@@ -30,7 +32,7 @@ async def reference(spec: SandboxSpec) -> tuple[str, bool]:
             f"with Python. Give a registry's reference (image='python:3.12-slim'), or make one "
             f"with `sandbox-kernel image build` and give its name."
         )
-    layout = await asyncio.to_thread(resolve, spec.image)
+    layout = await asyncio.to_thread(image_store.resolve, spec.image)
     if layout is not None:
         return await load(layout), True
     if spec.image.startswith(("/", ".", "~")):
@@ -40,24 +42,24 @@ async def reference(spec: SandboxSpec) -> tuple[str, bool]:
 
 async def load(layout: Path) -> str:
     """Make the image of a layout known to the SDK; its name there."""
-    digest = await asyncio.to_thread(layout_digest, layout)
-    name = f"{_PREFIX}/{digest.partition(':')[2][:32]}:latest"
+    image = await asyncio.to_thread(image_store.load, layout)
+    name = f"{_PREFIX}/{image.digest.partition(':')[2][:32]}:latest"
     if await _known(name):
         return name
     with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder:
         archive = os.path.join(folder, "image.tar")
-        lock = await _lock()
         try:
-            if not await _known(name):
-                await asyncio.to_thread(_pack, layout, archive)
-                await asyncio.wait_for(sdk.Image.load(archive, tag=name), _LOAD_TIMEOUT)
+            async with _alone():
+                if not await _known(name):
+                    await asyncio.to_thread(_pack, layout, archive)
+                    await asyncio.wait_for(sdk.Image.load(archive, tag=name), _LOAD_TIMEOUT)
+        except SandboxTimeout:
+            raise
         except (sdk.MicrosandboxError, asyncio.TimeoutError) as error:
             raise SandboxError(
                 f"The image in {layout} could not be loaded by microsandbox: "
                 f"{error or f'it took more than {_LOAD_TIMEOUT:g} s'}"
             ) from error
-        finally:
-            os.close(lock)
     return name
 
 
@@ -69,38 +71,26 @@ async def _known(name: str) -> bool:
     return True
 
 
-async def _lock() -> int:
-    """Held until it is closed: loading takes long and is done by one process at a time."""
+@contextlib.asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """Loading takes long and is done by one process at a time."""
     path = private_dir(data_dir() / "microsandbox") / "load.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        await asyncio.wait_for(_take(fd), _LOAD_TIMEOUT)
-    except asyncio.TimeoutError:
+        async for _ in attempts(_LOAD_TIMEOUT, first=_POLL, most=_POLL):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        else:
+            raise SandboxTimeout(
+                f"Another process has been loading an image for {_LOAD_TIMEOUT:g} s."
+            )
+        yield
+    finally:
         os.close(fd)
-        raise SandboxTimeout(
-            f"Another process has been loading an image for {_LOAD_TIMEOUT:g} s."
-        ) from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-async def _take(fd: int) -> None:
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_POLL)
 
 
 def _pack(layout: Path, archive: str) -> None:
     with tarfile.open(archive, "w") as tar:
-        for path in _files(layout):
-            tar.add(path, arcname=str(path.relative_to(layout)), recursive=False)
-
-
-def _files(layout: Path) -> Iterator[Path]:
-    yield layout / "oci-layout"
-    yield layout / "index.json"
-    yield from sorted((layout / "blobs").rglob("*"))
+        for name in ("oci-layout", "index.json", "blobs"):
+            tar.add(layout / name, arcname=name)

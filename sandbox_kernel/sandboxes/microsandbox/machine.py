@@ -93,12 +93,9 @@ def processes(vm: str) -> list[ProcessId]:
 
 async def kill(vm: str) -> None:
     """End a VM at once, and see to it that its process has ended. No error if there is none."""
-    try:
+    # What counts is whether its process has ended, which is looked at next.
+    with contextlib.suppress(sdk.MicrosandboxError, asyncio.TimeoutError):
         await asyncio.wait_for((await sdk.Sandbox.get(vm)).kill(timeout=KILL_TIMEOUT), KILL_TIMEOUT)
-    except (sdk.SandboxNotFoundError, sdk.SandboxNotRunningError):
-        pass
-    except (sdk.MicrosandboxError, asyncio.TimeoutError):
-        pass  # what counts is whether its process has ended, which is looked at next
     await ended(vm)
 
 

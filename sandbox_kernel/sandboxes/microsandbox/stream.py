@@ -63,17 +63,14 @@ class MicrosandboxStream(BufferedStream):
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
         for start in range(0, len(view), _PIECE):
-            await self._write(bytes(view[start : start + _PIECE]))
-
-    async def _write(self, piece: bytes) -> None:
-        # The SDK does not tell a writer that the command has ended.
-        writing = self._stdin.write(piece)
-        try:
-            await self._unless_over(writing)
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            raise BrokenPipeError(f"the command takes no input: {error}") from error
+            # The SDK does not tell a writer that the command has ended.
+            writing = self._stdin.write(bytes(view[start : start + _PIECE]))
+            try:
+                await self._unless_over(writing)
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                raise BrokenPipeError(f"the command takes no input: {error}") from error
 
     async def close_stdin(self) -> None:
         with contextlib.suppress(Exception):  # the command has ended, and its stdin with it
