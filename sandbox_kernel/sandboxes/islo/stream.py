@@ -7,15 +7,15 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from sandbox_kernel import guest_program
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
-from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.islo.api import Api
-from sandbox_kernel.sandboxes.islo.pushes import PUSH, Execute, Pusher
+from sandbox_kernel.sandboxes.hosted import WhyBroken
+from sandbox_kernel.sandboxes.islo.pushes import PUSH, Pusher
 from sandbox_kernel.sandboxes.islo.sse import EventParser
 from sandbox_kernel.untrusted_text import printable
 
@@ -28,8 +28,7 @@ _CLOSE_TIMEOUT = 15.0
 _MAX_RECORD = 256 * 1024
 _MAX_SAID = 4000
 
-
-WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
+Output = AbstractAsyncContextManager[AsyncIterator[bytes]]
 
 
 def relay_command(mode: str, config: Mapping[str, Any]) -> list[str]:
@@ -49,66 +48,33 @@ class RecordReader:
         *whole, self._rest = (self._rest + text.encode(errors="replace")).split(b";")
         if len(self._rest) > _MAX_RECORD:
             raise ValueError("a record without an end")
-        found = []
-        for raw in whole:
-            record = raw.strip()
-            if record:
-                found.append((chr(record[0]), record[1:]))
-        return found
-
-
-def relay_records(text: str) -> list[tuple[str, bytes]]:
-    """The records in the complete output of a relay."""
-    return RecordReader().feed(text)
+        records = filter(None, map(bytes.strip, whole))
+        return [(chr(record[0]), record[1:]) for record in records]
 
 
 class IsloStream(BufferedStream):
-    """A running command. Make it with ``open``."""
+    """A running command, once ``started`` has returned. ``output`` gives the bytes of its exec
+    stream when it is entered."""
 
     write_ahead = PUSH
 
-    def __init__(self, folder: str, execute: Execute, why_broken: WhyBroken) -> None:
+    def __init__(self, output: Output, pusher: Pusher, why_broken: WhyBroken) -> None:
         super().__init__()
-        self._pusher = Pusher(folder, execute)
+        self._pusher = pusher
         self._why_broken = why_broken
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = loop.create_future()
         self._said = ""
-        self._task: asyncio.Task[None]
+        self._task = loop.create_task(self._take_in(output))
 
-    @classmethod
-    async def open(
-        cls,
-        api: Api,
-        sandbox: str,
-        command: Command,
-        folder: str,
-        *,
-        execute: Execute,
-        name: str,
-        why_broken: WhyBroken,
-    ) -> IsloStream:
-        """Start a command and wait until it runs. ExecFailed if it cannot be run."""
-        stream = cls(folder, execute, why_broken)
-        config = {
-            "folder": folder,
-            "argv": list(command.argv),
-            "cwd": command.cwd,
-            "tty": command.tty,
-        }
-        stream._task = asyncio.get_running_loop().create_task(
-            stream._take_in(api, sandbox, relay_command("stream", config), command.env)
-        )
+    async def started(self) -> None:
+        """Wait until the command runs. If it does not, close the stream and raise: ExecFailed if
+        the command cannot be run."""
         try:
-            await asyncio.wait_for(asyncio.shield(stream._started), _START_TIMEOUT)
-        except ExecFailed as error:
-            await stream.close()
-            raise ExecFailed(
-                f"{command.program!r} could not be run in sandbox {name!r}: {error}"
-            ) from None
+            await asyncio.wait_for(asyncio.shield(self._started), _START_TIMEOUT)
         except BaseException:
-            await asyncio.shield(stream.close())
+            await asyncio.shield(self.close())
             raise
-        return stream
 
     # --- the surface
 
@@ -116,7 +82,6 @@ class IsloStream(BufferedStream):
         if self._over.is_set():
             raise BrokenPipeError("the command has ended")
         await self._pusher.write(data)
-        await self._pusher.drained()
 
     async def close_stdin(self) -> None:
         self._pusher.end()
@@ -145,40 +110,32 @@ class IsloStream(BufferedStream):
 
     # --- output
 
-    async def _take_in(
-        self, api: Api, sandbox: str, command: Sequence[str], env: Mapping[str, str]
-    ) -> None:
+    async def _take_in(self, output: Output) -> None:
         """Read the exec stream until the command or the stream has ended."""
         failure: BaseException | None = None
+        events, records = EventParser(), RecordReader()
         try:
-            async with api.exec_stream(sandbox, command, env, idle=IDLE) as pieces:
-                await self._take_pieces(pieces)
+            async with output as pieces:
+                async for piece in pieces:
+                    for event in events.feed(piece):
+                        if event.name == "stdout":
+                            for record in records.feed(event.text):
+                                await self._take(*record)
+                        elif event.name in ("stderr", "error"):
+                            self._said = (self._said + event.text)[-_MAX_SAID:]
         except asyncio.CancelledError:
             failure = SandboxError("the stream was closed")
         except Exception as error:  # noqa: BLE001  (the SDK may raise anything)
             failure = error
         await self._finish(failure)
 
-    async def _take_pieces(self, pieces: Any) -> None:
-        events, records = EventParser(), RecordReader()
-        async for piece in pieces:
-            for event in events.feed(piece):
-                if event.name == "stdout":
-                    for kind, payload in records.feed(event.text):
-                        await self._take(kind, payload)
-                elif event.name in ("stderr", "error"):
-                    self._said = (self._said + event.text)[-_MAX_SAID:]
-
     async def _take(self, kind: str, payload: bytes) -> None:
+        outputs = {"o": self._out, "e": self._err}
         try:
-            if kind == "o":
-                await self._out.put(base64.b64decode(payload))
-            elif kind == "e":
-                await self._err.put(base64.b64decode(payload))
-            elif kind == "O":
-                await self._out.end()
-            elif kind == "E":
-                await self._err.end()
+            if kind in outputs:
+                await outputs[kind].put(base64.b64decode(payload))
+            elif kind.lower() in outputs:
+                await outputs[kind.lower()].end()
             elif kind == "a":
                 self._pusher.acknowledged(int(payload))
             elif kind == "h":

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes import wrapped_command
 from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
+from sandbox_kernel.sandboxes.hosted import WhyBroken
 from sandbox_kernel.untrusted_text import printable
 
 _STDIN, _STDOUT, _STDERR = b"\0", 1, 2
@@ -30,26 +31,18 @@ _EARLY = 16 * 2**20
 """Output that is taken in before it is known that the command has been started."""
 
 Tool = Callable[[str], Awaitable[int]]
-WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 
 
 class SuperserveStream(BufferedStream):
-    """A running command. ``open`` has seen that it was started."""
+    """A running command, once ``start`` has returned. ``tool`` runs a short command in the same
+    sandbox."""
 
-    def __init__(
-        self,
-        socket: ClientConnection,
-        marks: wrapped_command.Marks,
-        tool: Tool,
-        why_broken: WhyBroken,
-        python: str,
-    ) -> None:
+    def __init__(self, socket: ClientConnection, tool: Tool, why_broken: WhyBroken) -> None:
         super().__init__()
         self._socket = socket
-        self._marks = marks
         self._tool = tool
         self._why_broken = why_broken
-        self._python = python
+        self._marks = wrapped_command.Marks()
         self._process: tuple[int, str] | None = None
         self._service_code: int | None = None
         self._refused = ""
@@ -57,41 +50,29 @@ class SuperserveStream(BufferedStream):
         self.on_close: Callable[[], object] = lambda: None
         self._task = asyncio.get_running_loop().create_task(self._take_in())
 
-    @classmethod
-    async def open(
-        cls,
-        socket: ClientConnection,
-        request: bytes,
-        command: str,
-        sandbox: str,
-        *,
-        marks: wrapped_command.Marks,
-        tool: Tool,
-        why_broken: WhyBroken,
-        python: str,
-    ) -> SuperserveStream:
-        """Run the command of a request on a fresh websocket. ExecFailed if it cannot be run."""
-        stream = cls(socket, marks, tool, why_broken, python)
+    async def start(self, request: bytes, problem: str) -> None:
+        """Run the command of a request. ExecFailed, which begins with ``problem``, if it cannot
+        be run; then the stream is closed."""
         try:
-            line = wrapped_command.run_line(python, marks.mark)
-            await socket.send(json.dumps({"command": line, "working_dir": "/"}))
-            await stream._send(request)
-            await asyncio.wait_for(stream._started.wait(), _START_TIMEOUT)
+            line = wrapped_command.line("run", self._marks.mark)
+            await self._socket.send(json.dumps({"command": line, "working_dir": "/"}))
+            await self._send(request)
+            await asyncio.wait_for(self._started.wait(), _START_TIMEOUT)
         except (ConnectionClosed, asyncio.TimeoutError) as error:
-            await stream.close()
-            raise stream._failure or await why_broken(error) from error
+            await self.close()
+            raise self._failure or await self._why_broken(error) from error
         except BaseException:
-            await stream.close()
+            await self.close()
             raise
-        if stream._process is None:
-            await stream.close()
-            if stream._failure is not None:
-                raise stream._failure
-            said = stream._refused or printable((await stream._err.get())[-500:].decode("latin-1"))
-            if stream._service_code == 127 and not stream._refused:
+        if self._process is None:
+            await self.close()
+            if self._failure is not None:
+                raise self._failure
+            said = self._refused or printable((await self._err.get())[-500:].decode("latin-1"))
+            if self._service_code == 127 and not self._refused:
+                python = wrapped_command.PYTHON
                 said += f" ({python} is needed in the sandbox; choose a template that has it)"
-            raise ExecFailed(f"{command!r} could not be run in sandbox {sandbox!r}: {said.strip()}")
-        return stream
+            raise ExecFailed(f"{problem}: {said.strip()}")
 
     async def write(self, data: bytes) -> None:
         if self._over.is_set():
@@ -113,13 +94,11 @@ class SuperserveStream(BufferedStream):
 
     async def send_signal(self, signum: int) -> None:
         if self._process is not None and not self._over.is_set():
-            await self._tool(wrapped_command.signal_line(self._python, self._process, int(signum)))
+            await self._tool(wrapped_command.line("signal", *self._process, int(signum)))
 
     async def resize(self, rows: int, columns: int) -> None:
         if self._process is not None and not self._over.is_set():
-            await self._tool(
-                wrapped_command.resize_line(self._python, self._process, rows, columns)
-            )
+            await self._tool(wrapped_command.line("resize", *self._process, rows, columns))
 
     async def close(self) -> None:
         """Ends the command, also if the connection to it is gone: the service lets it run on."""
@@ -129,7 +108,7 @@ class SuperserveStream(BufferedStream):
         self.on_close()
         try:
             if self._process is not None and self._code is None:
-                line = wrapped_command.signal_line(self._python, self._process, 9)
+                line = wrapped_command.line("signal", *self._process, 9)
                 # The sandbox may have ended, or be paused: then nothing runs.
                 with contextlib.suppress(SandboxError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._tool(line), _CLOSE_TIMEOUT)
