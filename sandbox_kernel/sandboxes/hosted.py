@@ -16,9 +16,10 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from sandbox_kernel.errors import SandboxError, SandboxNotFound
+from sandbox_kernel.errors import ExecFailed, SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.base import GUEST_PATH
+from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle, RecordingClient
 from sandbox_kernel.spec import SandboxSpec, check_name
 
@@ -28,6 +29,8 @@ WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 """Gives the error for a stream that ended early, by whatever error of the SDK."""
 _AGENT_GRACE = 30 * 86400.0
 _MOST_PAUSE = 300.0
+_START_TIMEOUT = 60.0
+_CLOSE_TIMEOUT = 20.0
 
 
 def label() -> str:
@@ -61,6 +64,74 @@ class HostedHandle(RecordedHandle):
             self._record.data.update(facts)
         else:
             super()._note(**facts)
+
+
+class HostedStream(BufferedStream):
+    """A running command, once ``started`` has returned.
+
+    In addition to what BufferedStream says, a subclass's ``_task`` sets ``_started`` when the
+    command runs (then ``_runs`` is true), or when it will not; ``_refused`` may say why.
+    """
+
+    _task: asyncio.Task[None]
+    _runs = False
+    _refused = ""
+
+    def __init__(self, why_broken: WhyBroken) -> None:
+        super().__init__()
+        self._why_broken = why_broken
+        self._started = asyncio.Event()
+
+    @abstractmethod
+    async def _tell(self, order: str, *numbers: int) -> None:
+        """Have ``signal``, ``resize`` or ``kill`` done to the command."""
+
+    @abstractmethod
+    async def _hang_up(self) -> None:
+        """Free what ``close`` has no use for any more."""
+
+    async def started(self, problem: str) -> None:
+        """Wait until the command runs. If it does not, close the stream and raise: ExecFailed,
+        which begins with ``problem``, if the command cannot be run."""
+        try:
+            await asyncio.wait_for(self._started.wait(), _START_TIMEOUT)
+        except TimeoutError as error:
+            self._failure = self._failure or await self._reason(error)
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        if not self._runs:
+            await asyncio.shield(self.close())
+            raise self._failure or ExecFailed(f"{problem}: {self._refused}")
+
+    async def _reason(self, error: BaseException | None) -> SandboxError:
+        try:
+            return await self._why_broken(error)
+        except SandboxError as problem:  # the reason cannot be found out
+            return problem
+
+    async def send_signal(self, signum: int) -> None:
+        if self._runs and not self._over.is_set():
+            await self._tell("signal", int(signum))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if self._runs and not self._over.is_set():
+            await self._tell("resize", int(rows), int(columns))
+
+    async def close(self) -> None:
+        """Ends the command, also if the connection to it is gone: a service may let it run on."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._code is None or not self._task.done():
+                await asyncio.wait_for(self._tell("kill"), _CLOSE_TIMEOUT)
+        except Exception as error:  # noqa: BLE001  (the sandbox may have ended, too)
+            _log.debug("ending a command in a sandbox failed: %s", error)
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._hang_up()
 
 
 H = TypeVar("H", bound=HostedHandle)

@@ -93,10 +93,7 @@ class IsloHandle(HostedHandle):
         line = relay_command("stream", {**config, "tty": command.tty})
         output = self._api.exec_stream(self._remote, line, env, idle=IDLE)
         stream = IsloStream(output, Pusher(config["folder"], self._push), self._broken)
-        try:
-            await stream.started()
-        except ExecFailed as error:
-            raise ExecFailed(f"{self._not_run(command)}: {error}") from None
+        await stream.started(self._not_run(command))
         return stream
 
     async def _push(self, command: Sequence[str]) -> None:

@@ -6,25 +6,19 @@ import asyncio
 import base64
 import binascii
 import json
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from sandbox_kernel import guest_program
-from sandbox_kernel.errors import ExecFailed, SandboxError
-from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
-from sandbox_kernel.sandboxes.hosted import WhyBroken
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.sandboxes.hosted import HostedStream, WhyBroken
 from sandbox_kernel.sandboxes.islo.pushes import PUSH, Pusher
 from sandbox_kernel.sandboxes.islo.sse import EventParser
 from sandbox_kernel.untrusted_text import printable
 
-log = logging.getLogger(__name__)
-
 IDLE = 60.0
 """Seconds of silence after which a stream is lost; the relay sends a heartbeat every ten."""
-_START_TIMEOUT = 60.0
-_CLOSE_TIMEOUT = 15.0
 _MAX_RECORD = 256 * 1024
 _MAX_SAID = 4000
 
@@ -52,29 +46,16 @@ class RecordReader:
         return [(chr(record[0]), record[1:]) for record in records]
 
 
-class IsloStream(BufferedStream):
-    """A running command, once ``started`` has returned. ``output`` gives the bytes of its exec
-    stream when it is entered."""
+class IsloStream(HostedStream):
+    """``output`` gives the bytes of the command's exec stream when it is entered."""
 
     write_ahead = PUSH
 
     def __init__(self, output: Output, pusher: Pusher, why_broken: WhyBroken) -> None:
-        super().__init__()
+        super().__init__(why_broken)
         self._pusher = pusher
-        self._why_broken = why_broken
-        loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[None] = loop.create_future()
         self._said = ""
-        self._task = loop.create_task(self._take_in(output))
-
-    async def started(self) -> None:
-        """Wait until the command runs. If it does not, close the stream and raise: ExecFailed if
-        the command cannot be run."""
-        try:
-            await asyncio.wait_for(asyncio.shield(self._started), _START_TIMEOUT)
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
+        self._task = asyncio.get_running_loop().create_task(self._take_in(output))
 
     # --- the surface
 
@@ -86,27 +67,12 @@ class IsloStream(BufferedStream):
     async def close_stdin(self) -> None:
         self._pusher.end()
 
-    async def send_signal(self, signum: int) -> None:
-        if not self._over.is_set():
-            await self._pusher.urge(f"signal {int(signum)}")
+    async def _tell(self, order: str, *numbers: int) -> None:
+        text = " ".join(map(str, (order, *numbers)))
+        await self._pusher.urge(text, last=order == "kill")
 
-    async def resize(self, rows: int, columns: int) -> None:
-        if not self._over.is_set():
-            await self._pusher.urge(f"resize {int(rows)} {int(columns)}")
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if self._code is None or not self._task.done():
-                await asyncio.wait_for(self._pusher.urge("kill", last=True), _CLOSE_TIMEOUT)
-        except Exception as error:  # noqa: BLE001  (the sandbox may have ended, too)
-            log.debug("ending a command in an Islo sandbox failed: %s", error)
-        finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            await self._pusher.close()
+    async def _hang_up(self) -> None:
+        await self._pusher.close()
 
     # --- output
 
@@ -144,30 +110,24 @@ class IsloStream(BufferedStream):
                 code = int(payload)
                 self._code = code if abs(code) < 2**31 else -9
                 self._over.set()
-            elif kind == "s" and not self._started.done():
-                self._started.set_result(None)
-            elif kind == "f" and not self._started.done():
-                why = printable(base64.b64decode(payload).decode(errors="replace"))[:500]
-                self._started.set_exception(ExecFailed(f"{why}."))
+            elif kind == "s":
+                self._runs = True
+                self._started.set()
+            elif kind == "f":
+                why = base64.b64decode(payload).decode(errors="replace")
+                self._refused = f"{printable(why)[:500]}."
+                self._started.set()
         except (ValueError, binascii.Error) as error:
             raise SandboxError(f"The relay sent an invalid record: {error}") from error
 
     async def _finish(self, failure: BaseException | None) -> None:
-        if self._code is None and not self._closed:
+        said = printable(self._said).strip()[-500:]
+        if failure is None and said and not self._started.is_set():
+            self._refused = f"{said} (commands need python3 in the image)."
+        elif self._code is None and not self._closed:
             self._failure = await self._reason(failure)
-        if not self._started.done():
-            self._started.set_exception(self._failure or SandboxError("the stream was closed"))
-            self._started.exception()  # nobody may be waiting for it
+        self._started.set()
         self._over.set()
         await asyncio.gather(self._out.end(), self._err.end())
         if not self._closed:
             await self._pusher.close()
-
-    async def _reason(self, failure: BaseException | None) -> SandboxError:
-        said = printable(self._said).strip()[-500:]
-        if failure is None and said and not self._started.done():
-            return ExecFailed(f"{said} (commands need python3 in the image).")
-        try:
-            return await self._why_broken(failure)
-        except SandboxError as error:  # the reason cannot be found out
-            return error

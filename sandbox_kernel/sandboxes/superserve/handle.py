@@ -67,8 +67,8 @@ class SuperserveHandle(HostedHandle):
 
     async def _start(self, command: Command, *, log: str | None = None) -> SuperserveStream:
         asked = wrapped_command.request(command.with_defaults(self.spec.env, self.workdir), log=log)
-        stream = SuperserveStream(await self._dial(), self._tool, self._why_broken)
-        await stream.start(asked, f"{command.program!r} could not be run in sandbox {self.name!r}")
+        stream = SuperserveStream(await self._dial(), asked, self._tool, self._why_broken)
+        await stream.started(f"{command.program!r} could not be run in sandbox {self.name!r}")
         stream.on_close = self._lease.attach()
         return stream
 
