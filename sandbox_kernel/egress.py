@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,11 +79,12 @@ class EgressRule:
 
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
         """Whether the rule applies to this request. A host name never matches an address."""
+        glob = ".*".join(map(re.escape, self.path.split("*")))
         return (
             self._matches_host(host)
             and (not self.ports or port in self.ports)
             and (not self.methods or method.upper() in self.methods)
-            and (not self.path or _glob(self.path).fullmatch(path) is not None)
+            and (not self.path or re.fullmatch(glob, path, re.DOTALL) is not None)
         )
 
     def _matches_host(self, host: str) -> bool:
@@ -195,18 +196,14 @@ class EgressPolicy:
         if not isinstance(value, (list, tuple)):
             raise SpecError(f"egress takes a list of hosts and rules, not {value!r}.")
         default, rules = DENY, []
-        for item in _items(value):
+        for item in value:
             if isinstance(item, str) and item.startswith("default="):
                 default = item.removeprefix("default=")
+            elif isinstance(item, str) and item.lstrip()[:1] == "{":
+                rules.append(_parsed(item))  # from a command line
             else:
                 rules.append(item)
         return cls.of(*rules, default=default)
-
-
-def _items(value: Iterable[Any]) -> Iterator[Any]:
-    """The items of a list; one that is JSON text (from a command line) is read."""
-    for item in value:
-        yield _parsed(item) if isinstance(item, str) and item.lstrip()[:1] == "{" else item
 
 
 def _words(text: str) -> list[str]:
@@ -282,16 +279,11 @@ def _ports(rule: EgressRule) -> tuple[int, ...]:
 def _methods(rule: EgressRule) -> tuple[str, ...]:
     given: Any = rule.methods
     names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-        raise _wrong(rule, "methods", "is a list such as ['GET', 'HEAD']", given)
-    names = tuple(dict.fromkeys(name.strip().upper() for name in names if name.strip()))
-    if not all(map(_METHOD.fullmatch, names)):
-        raise _wrong(rule, "methods", "is a list such as ['GET', 'HEAD']", given)
-    return names
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
+        names = tuple(dict.fromkeys(name.strip().upper() for name in names if name.strip()))
+        if all(map(_METHOD.fullmatch, names)):
+            return names
+    raise _wrong(rule, "methods", "is a list such as ['GET', 'HEAD']", given)
 
 
 def _wrong(rule: EgressRule, key: str, takes: str, value: object) -> SpecError:

@@ -1,6 +1,6 @@
 """The host's half of ``guest/commands/single.py``, for providers that only run strings.
 
-A backend runs ``run_line`` with its SDK, writes ``request`` to its stdin, and passes its stderr
+A backend runs ``line`` with its SDK, writes ``request`` to its stdin, and passes its stderr
 through ``Marks``.
 """
 
@@ -14,30 +14,17 @@ import shlex
 from sandbox_kernel import guest_program
 from sandbox_kernel.sandboxes.command import Command
 
+PYTHON = "python3"
 STARTED, FAILED, EXITED = "started", "failed", "exit"
 _MAX_MARK = 4096
 
 
-def run_line(python: str, mark: str) -> str:
-    """The shell command that runs the command of a request."""
-    return _line(python, "run", mark)
-
-
-def signal_line(python: str, process: tuple[int, str], number: int) -> str:
-    """The shell command that signals a command's session. (0, "-") stands for all commands; then
+def line(*arguments: str | int) -> str:
+    """The shell command for ``run MARK``, which runs the command of a request; or for ``signal`` or
+    ``resize``, a process and numbers. The process (0, "-") stands for all commands of ours; then
     the exit code is 1 while any is left."""
-    return _line(python, "signal", str(process[0]), process[1], str(number))
-
-
-def resize_line(python: str, process: tuple[int, str], rows: int, columns: int) -> str:
-    """The shell command that sets the size of a command's terminal."""
-    return _line(python, "resize", str(process[0]), process[1], str(rows), str(columns))
-
-
-def _line(*words: str) -> str:
-    python, *arguments = words
     program = guest_program.program("guest.commands.single")
-    return "exec " + shlex.join([python, "-I", "-S", "-c", program, *arguments])
+    return "exec " + shlex.join([PYTHON, "-I", "-S", "-c", program, *map(str, arguments)])
 
 
 def request(command: Command, *, log: str | None = None) -> bytes:

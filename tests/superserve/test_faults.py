@@ -18,6 +18,7 @@ from sandbox_kernel.errors import (
     SandboxUnavailable,
 )
 from sandbox_kernel.records import Records
+from sandbox_kernel.sandboxes import wrapped_command
 from sandbox_kernel.sandboxes.superserve import SuperserveClient
 from sandbox_kernel.sandboxes.superserve import client as module
 from sandbox_kernel.spec import SandboxSpec
@@ -167,7 +168,7 @@ async def test_a_sandbox_that_the_service_does_not_know_any_more(
 ) -> None:
     """It was deleted elsewhere: gone, and not replaced."""
     async with sandbox(client) as handle:
-        await SuperserveClient().delete_remote(None, handle.id)
+        await SuperserveClient().delete_remote(handle.id)
         assert (await handle.info()).status == "gone"
         for attempt in (handle.exec("true"), handle.resume(), handle.pause()):
             with pytest.raises(SandboxGone, match=handle.name):
@@ -306,10 +307,12 @@ async def test_exec_timeout_kills_the_remote_process(
         assert await not_running(handle, "31536010")
 
 
-async def test_a_template_without_python(client: SuperserveClient) -> None:
+async def test_a_template_without_python(
+    client: SuperserveClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Is told in plain words."""
     async with sandbox(client) as handle:
-        handle.python = "python9"
+        monkeypatch.setattr(wrapped_command, "PYTHON", "python9")
         with pytest.raises(ExecFailed, match=r"python9 is needed"):
             await handle.exec("true", timeout=LIMIT)
 

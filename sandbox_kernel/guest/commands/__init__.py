@@ -2,7 +2,6 @@
 
     start        start one, in a session of its own; signals, terminals, logs
     stdio        carry bytes to its stdin and from its outputs, on ``guest/loop.py``
-    running      one command with its outputs, to its end
     process_one  process 1 of a sandbox of ours: serves requests, reaps, keeps the lease
 
 The fronts are ``jail/init.py`` (requests on a socket, with descriptors), ``box.py`` (requests on

@@ -21,16 +21,18 @@ that is missing, ``r`` the answer of all other modes.
 from __future__ import annotations
 
 import binascii
+import functools
 import json
 import os
+import selectors
 import signal
 import sys
 import time
 from collections import deque
 
+from ..loop import Loop
 from . import start
-from .running import RunningCommand
-from .stdio import CommandInput, Ends
+from .stdio import CommandInput, CommandOutput, Ends
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +62,57 @@ def start_command(config: dict[str, Any], streams: list[int]) -> int:
     terminal = bool(config.get("tty"))
     cwd = config.get("cwd") or "."
     return start.start(config["argv"], os.environ, cwd, streams, terminal=terminal)
+
+
+class RunningCommand:
+    """A command and its outputs, on a loop that stops when all have ended.
+
+    ``output`` gets each piece and its kind, ``o`` or ``e``; ``output_ended`` and ``exited`` are
+    called once for each.
+    """
+
+    def __init__(self, pid: int, outputs: list[int]) -> None:
+        self.pid = pid
+        self.code: int | None = None
+        self.loop = Loop(selectors.PollSelector())
+        self.outputs = {
+            kind: CommandOutput(
+                self.loop,
+                fd,
+                functools.partial(self.output, kind),
+                functools.partial(self._output_ended, kind),
+            )
+            for kind, fd in zip("oe", outputs)
+        }
+        self.loop.watch_children(self.reap)
+
+    def output(self, kind: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def output_ended(self, kind: str) -> None: ...
+
+    def exited(self, code: int) -> None: ...
+
+    def kill(self) -> None:
+        """Kill the command with its group, also if it has ended and left others there."""
+        start.signal_group(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                self.exited(self.code)
+        self.stop_if_over()
+
+    def _output_ended(self, kind: str) -> None:
+        del self.outputs[kind]
+        self.output_ended(kind)
+        self.stop_if_over()
+
+    def stop_if_over(self) -> None:
+        if self.code is not None and not self.outputs:
+            self.loop.stop()
 
 
 class PushedCommand(RunningCommand):
@@ -361,16 +414,16 @@ def sweep(base: str) -> None:
 
 def spawn(config: dict[str, Any]) -> None:
     folder = config["folder"]
+    answer = {}
     try:
         os.mkdir(folder, 0o700)
-    except FileExistsError:
-        return say({})  # the request came twice
-    try:
         log = start.open_log(os.path.join(os.path.dirname(folder), "log"))
         start_command(config, [os.open(os.devnull, os.O_RDONLY), log, log])
+    except FileExistsError:
+        pass  # the request came twice
     except OSError as error:
-        return say({"failed": error.strerror})
-    say({})
+        answer["failed"] = error.strerror
+    say(answer)
 
 
 def setup(config: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ _ATTEMPTS = 6
 _FIRST_DELAY, _MAX_DELAY = 0.25, 10.0
 _MAX_FILE = 64 * 2**20
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_ANSWERS = (ApiError, ParsingError, httpx.HTTPStatusError)
+_ERRORS = (ApiError, ParsingError, httpx.HTTPStatusError, httpx.TransportError)
 """The SDK raises ParsingError for answers that are not in its schema, such as a proxy's."""
 
 
@@ -84,26 +84,22 @@ class Tokens:
     streams ask here; a token that the service has refused is not used again."""
 
     def __init__(self, endpoint: ServiceAddress) -> None:
+        self.current = ""
         self._endpoint = endpoint
-        self._token = ""
         self._until = 0.0
         self._lock = asyncio.Lock()
 
     async def __call__(self) -> str:
         async with self._lock:
-            if not self._token or time.monotonic() >= self._until:
-                await self._renew()
-            return self._token
+            if not self.current or time.monotonic() >= self._until:
+                self.current = await self._renewed()
+            return self.current
 
     def refused(self, token: str) -> None:
-        if token == self._token:
-            self._token = ""
+        if token == self.current:
+            self.current = ""
 
-    @property
-    def current(self) -> str:
-        return self._token
-
-    async def _renew(self) -> None:
+    async def _renewed(self) -> str:
         key = api_key()
         try:
             answer = await asyncio.to_thread(
@@ -114,9 +110,9 @@ class Tokens:
             token, age = None, None
         if not isinstance(token, str) or not token:
             raise SandboxUnavailable(f"Islo at {self._endpoint.control} gave no session token.")
-        self._token = token
         age = float(age) if isinstance(age, (int, float)) else 600.0
         self._until = time.monotonic() + max(age - _TOKEN_MARGIN, age / 2)
+        return token
 
 
 class Api:
@@ -158,12 +154,13 @@ class Api:
         return await self._insist(attempt, doing, again)
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]], doing: str, again: bool) -> T:
-        delay, renewed = _FIRST_DELAY, False
-        for number in range(1, _ATTEMPTS + 1):
+        renewed, number = False, 0
+        while True:
+            number += 1
             used = self._tokens.current
             try:
                 return await attempt()
-            except (*_ANSWERS, httpx.TransportError) as error:
+            except _ERRORS as error:
                 status = _status(error)
                 if status == 401 and not renewed:
                     # Refused before anything was done: the token was withdrawn early.
@@ -172,17 +169,13 @@ class Api:
                     continue
                 # A success that cannot be read was one, but tells nothing.
                 lasting = status is not None and status >= 300 and status not in _TRANSIENT
-                if status == 429 and number < _ATTEMPTS:
-                    pass  # turned away at the door, so nothing was done
-                elif lasting or number == _ATTEMPTS or not again:
-                    if not lasting and not again:
-                        raise Unsure(
-                            f"Islo did not say whether {doing}: {_words(error)}"
-                        ) from error
+                if lasting or (again and number >= _ATTEMPTS):
                     raise translated(error, doing) from error
+                # With 429 it was turned away at the door, so nothing was done.
+                if number >= _ATTEMPTS or not (again or status == 429):
+                    raise Unsure(f"Islo did not say whether {doing}: {_words(error)}") from error
+                delay = min(_MAX_DELAY, _FIRST_DELAY * 2 ** (number - 1))
                 await asyncio.sleep(_retry_after(error) or delay)
-                delay = min(_MAX_DELAY, 2 * delay)
-        raise AssertionError("unreachable")
 
     # --- what the SDK has no working call for
 
@@ -197,8 +190,8 @@ class Api:
         timeout = httpx.Timeout(_CALL_TIMEOUT, read=idle)
 
         async def begin() -> httpx.Response:
-            headers = {"Authorization": f"Bearer {await self._tokens()}"}
-            headers["Accept"] = "text/event-stream"
+            token = f"Bearer {await self._tokens()}"
+            headers = {"Authorization": token, "Accept": "text/event-stream"}
             request = self._http.build_request(
                 "POST", url, json=body, headers=headers, timeout=timeout
             )
@@ -214,17 +207,6 @@ class Api:
             yield response.aiter_bytes()
         finally:
             await response.aclose()
-
-    async def upload(self, sandbox: str, path: str, content: bytes) -> None:
-        """Write a file in the sandbox. Twice is no harm."""
-        await self.call(
-            self.sandboxes.upload_file,
-            sandbox,
-            path=path,
-            file=("file", content),
-            doing=f"a file was put to {path}",
-            timeout=10 * _CALL_TIMEOUT,
-        )
 
     async def download(self, sandbox: str, path: str) -> bytes:
         """A file of the sandbox, up to a bound. SandboxNotFound."""
@@ -243,10 +225,13 @@ class Api:
         return await self._insist(attempt, f"{path} was read", again=True)
 
 
+def _answer(error: Exception) -> Any:
+    """What may have a status and headers: an error of the SDK, or httpx's response."""
+    return error.response if isinstance(error, httpx.HTTPStatusError) else error
+
+
 def _status(error: Exception) -> int | None:
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code
-    return error.status_code if isinstance(error, (ApiError, ParsingError)) else None
+    return getattr(_answer(error), "status_code", None)
 
 
 def _body(error: Exception) -> Mapping[str, Any]:
@@ -270,10 +255,8 @@ def _words(error: Exception) -> str:
 
 
 def _retry_after(error: Exception) -> float | None:
-    headers: Any = getattr(error, "headers", None)
-    if isinstance(error, httpx.HTTPStatusError):
-        headers = error.response.headers
-    value = {str(k).lower(): v for k, v in dict(headers or {}).items()}.get("retry-after", "")
+    headers = dict(getattr(_answer(error), "headers", None) or {})
+    value = {str(k).lower(): v for k, v in headers.items()}.get("retry-after", "")
     try:
         seconds = float(value)
     except ValueError:

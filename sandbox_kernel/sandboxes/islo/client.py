@@ -12,7 +12,9 @@ import contextlib
 import importlib.metadata
 import re
 import secrets
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -28,12 +30,11 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.islo import gateway_profiles
 from sandbox_kernel.sandboxes.islo.api import Api, ServiceAddress, Unsure, api_key
 from sandbox_kernel.sandboxes.islo.handle import MARKER, STATES, IsloHandle
 from sandbox_kernel.sandboxes.islo.plan import SandboxPlan
-from sandbox_kernel.sandboxes.machine_label import label
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
 from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.spec import SandboxSpec, check_name
 
@@ -57,7 +58,7 @@ def prefix() -> str:
     return f"sk-{ours}--"
 
 
-class IsloClient(RecordingClient[IsloHandle]):
+class IsloClient(HostedClient[IsloHandle]):
     """Sandboxes of one Islo account. Needs ``ISLO_API_KEY``; looked at when it is used."""
 
     backend = "islo"
@@ -88,8 +89,6 @@ class IsloClient(RecordingClient[IsloHandle]):
             "egress.host": "Islo's gateway has rules for host names only.",
         },
     )
-
-    hosted = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,11 +121,10 @@ class IsloClient(RecordingClient[IsloHandle]):
         self.check(spec)
         plan = SandboxPlan.of(spec)
         api_key()
-        endpoint = ServiceAddress.from_environment()
         record = Record(self.backend, spec.name, "", spec.to_dict())
         record.data = {
             "sandbox": prefix() + spec.name,
-            "endpoint": {"control": endpoint.control, "compute": endpoint.compute},
+            "endpoint": asdict(ServiceAddress.from_environment()),
             "marker": secrets.token_hex(16),
             "limits": plan.limits,
         }
@@ -204,10 +202,9 @@ class IsloClient(RecordingClient[IsloHandle]):
 
     async def _ours(self, api: Api, record: Record) -> Any:
         """The sandbox that has the name, if it is the one that this record asked for."""
+        remote, doing = record.data["sandbox"], "it was looked up"
         try:
-            found = await api.call(
-                api.sandboxes.get_sandbox, record.data["sandbox"], doing="it was looked up"
-            )
+            found = await api.call(api.sandboxes.get_sandbox, remote, doing=doing)
         except SandboxNotFound:
             return None
         candidate = Record(**{**vars(record), "id": found.id})
@@ -217,59 +214,34 @@ class IsloClient(RecordingClient[IsloHandle]):
 
     # --- finding and removing
 
-    async def get(self, name: str) -> IsloHandle:
-        """By name, or by Islo's id; also one that another machine made under the same label."""
-        try:
-            record = self._load(name)
-        except SandboxNotFound:
-            record = await self._look_up(name)
-        if not record.id:
-            raise SandboxNotFound(
-                f"Sandbox {name!r} is being made, or was left half-made; remove it with "
-                f"`sandbox-kernel rm {name}`."
-            )
-        return self.handle(record)
+    def has_our_label(self, record: Record) -> bool:
+        return bool(record.data["sandbox"].startswith(prefix()))
 
-    def _load(self, name: str) -> Record:
-        """This machine's record of a sandbox with our label. SandboxNotFound."""
-        record = self.records.load(self.backend, name)
-        if not record.data["sandbox"].startswith(prefix()):
-            raise SandboxNotFound(f"Sandbox {name!r} has another SANDBOX_KERNEL_LABEL.")
-        return record
-
-    async def _look_up(self, name: str) -> Record:
-        unknown = SandboxNotFound(
-            f"No sandbox named {name!r} in the backend {self.backend!r}. "
-            f"`sandbox-kernel ps` lists what there is."
-        )
-        check_name(name)
-        api = self.api()
+    async def look_up(self, name: str) -> Record | None:
+        api, doing = self.api(), "it was looked up"
         try:
-            found = await api.call(
-                api.sandboxes.get_sandbox, prefix() + name, doing="it was looked up"
-            )
+            found = await api.call(api.sandboxes.get_sandbox, prefix() + name, doing=doing)
         except SandboxNotFound:
             try:
-                found = await api.call(
-                    api.sandboxes.get_sandbox_by_id, name, doing="it was looked up by its id"
-                )
+                found = await api.call(api.sandboxes.get_sandbox_by_id, name, doing=doing)
             except (SandboxNotFound, SpecRefused):
-                raise unknown from None
-        if not str(found.name).startswith(prefix()) or STATES.get(str(found.status)) == "gone":
-            raise unknown
+                return None
+        if not _is_listed(found):
+            return None
         own_name = check_name(str(found.name).removeprefix(prefix()))
+        data = {"sandbox": str(found.name), "endpoint": asdict(api.endpoint)}
         try:
-            return self._load(own_name)
-        except SandboxNotFound:
-            return _foreign_record(own_name, found, api.endpoint)
+            created = datetime.fromisoformat(str(found.created_at)).timestamp()
+        except ValueError:
+            created = time.time()  # it is as old as our knowledge of it
+        return self.recorded(own_name) or self.record_elsewhere(
+            own_name, str(found.id), created, image=str(found.image) or None, **data
+        )
 
     async def list(self) -> list[str]:
         """Those that this machine knows, and all of the account that are named as ours are."""
-        names = {
-            record.name
-            for record in self.records.list(self.backend)
-            if record.data["sandbox"].startswith(prefix())
-        }
+        known = filter(self.has_our_label, self.records.list(self.backend))
+        names = {record.name for record in known}
         try:
             api_key()
         except SandboxUnavailable:
@@ -283,27 +255,11 @@ class IsloClient(RecordingClient[IsloHandle]):
                 cursor=cursor,
                 doing="the sandboxes were listed",
             )
-            names |= {
-                str(item.name).removeprefix(prefix())
-                for item in page.items
-                if str(item.name).startswith(prefix()) and STATES.get(str(item.status)) != "gone"
-            }
+            names |= {str(i.name).removeprefix(prefix()) for i in page.items if _is_listed(i)}
             cursor = page.next_cursor
             if not cursor or not page.items:
                 break
         return sorted(names)
-
-    async def remove(self, name: str) -> None:
-        try:
-            record = self._load(name)
-        except SandboxNotFound:
-            try:
-                foreign = await self._look_up(name)
-            except SandboxNotFound:
-                return
-            await self.discard(foreign)
-        else:
-            await super().remove(record.name)
 
     async def destroy(self, record: Record) -> None:
         """The sandbox, then its profile, which it uses until it is gone."""
@@ -313,13 +269,11 @@ class IsloClient(RecordingClient[IsloHandle]):
                 await self._delete(api, record)
         profile = record.data.get("profile") or {}
         if profile.get("owned"):
-            name = str(profile.get("name", ""))
-            await gateway_profiles.clear(api, profile.get("id"), re.escape(name))
+            await gateway_profiles.tear_down(api, profile["id"], re.escape(profile["name"]))
         elif record.data.get("elsewhere"):
             # Only its maker has the id, but no other sandbox has the name.
-            await gateway_profiles.clear(
-                api, None, re.escape(record.data["sandbox"]) + "-[0-9a-f]{8}"
-            )
+            pattern = re.escape(record.data["sandbox"]) + "-[0-9a-f]{8}"
+            await gateway_profiles.tear_down(api, None, pattern)
 
     async def _delete(self, api: Api, record: Record) -> None:
         remote = record.data["sandbox"]
@@ -327,27 +281,20 @@ class IsloClient(RecordingClient[IsloHandle]):
             found = await api.call(api.sandboxes.get_sandbox, remote, doing="it was looked up")
             if found.id != record.id:
                 return  # the name is another's by now
-        elif not await self._made_by_us(api, record):
-            return
-        await api.call(api.sandboxes.delete_sandbox, remote, doing=f"{remote!r} was deleted")
-        handle = self.handle(record)
-        try:
-            await handle.reached(timeout=record.sandbox_spec().start_timeout)
-        except SandboxGone:
-            pass
-
-    async def _made_by_us(self, api: Api, record: Record) -> bool:
-        """For a record whose creation was cut short before its sandbox's id was known."""
-        found = await self._ours(api, record)
-        if found is not None:
+        else:  # its creation was cut short
+            found = await self._ours(api, record)
+            if found is None:
+                return
             record.id = found.id
-        return found is not None
+        await api.call(api.sandboxes.delete_sandbox, remote, doing=f"{remote!r} was deleted")
+        with contextlib.suppress(SandboxGone):
+            timeout = record.sandbox_spec().start_timeout
+            await self.handle(record).reached(timeout=timeout)
 
     # --- diagnosis
 
     async def diagnose(self) -> Sequence[Diagnosis]:
-        version = importlib.metadata.version("islo")
-        found = [Diagnosis(True, f"islo {version}")]
+        found = [Diagnosis(True, f"islo {importlib.metadata.version('islo')}")]
         try:
             api_key()
             api = self.api()
@@ -357,19 +304,6 @@ class IsloClient(RecordingClient[IsloHandle]):
         return [*found, Diagnosis(True, f"Islo answers at {api.endpoint.compute}")]
 
 
-def _foreign_record(name: str, found: Any, endpoint: ServiceAddress) -> Record:
-    """A record, never stored, for a sandbox that another machine made."""
-    spec = SandboxSpec(name=name, image=str(found.image) or None)
-    record = Record("islo", name, str(found.id), spec.to_dict())
-    try:
-        record.created = datetime.fromisoformat(
-            str(found.created_at).replace("Z", "+00:00")
-        ).timestamp()
-    except ValueError:
-        pass  # then it is as old as our knowledge of it
-    record.data = {
-        "sandbox": str(found.name),
-        "endpoint": {"control": endpoint.control, "compute": endpoint.compute},
-        "elsewhere": True,
-    }
-    return record
+def _is_listed(found: Any) -> bool:
+    """Whether it is one of ours, by its name, and there to be used."""
+    return str(found.name).startswith(prefix()) and STATES.get(str(found.status)) != "gone"

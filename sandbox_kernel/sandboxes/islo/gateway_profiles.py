@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 ENFORCED = frozenset({"wildcard", "methods", "path", "rate_limit_rpm", "deny", "default"})
 """Parts of our rules that a gateway profile has words for."""
 _ACTIONS = (ALLOW, DENY)
+_LISTED = "the gateway profiles were listed"
 _NO_INTEGRATIONS = GatewayProfileCreateIntegrationPolicy_Custom(keys=[])
 """The account's integrations may reach hosts and add credentials that nobody asked for."""
 
@@ -50,9 +51,8 @@ class Rule:
             raise SpecError("options: a rule of the gateway profile needs a host_pattern.")
         methods = taken.get("methods")
         if methods is not None:
-            if not isinstance(methods, (list, tuple)) or not all(
-                isinstance(method, str) for method in methods
-            ):
+            words = methods if isinstance(methods, (list, tuple)) else [None]
+            if not all(isinstance(word, str) for word in words):
                 raise SpecError(f"options: methods is a list of HTTP methods, not {methods!r}.")
             taken["methods"] = tuple(method.upper() for method in methods)
         for key in ("rate_limit_rpm", "priority"):
@@ -98,7 +98,7 @@ class Profile:
             )
             for number, rule in enumerate(policy.rules)
         )
-        return cls(default_action=policy.default, internet_enabled=False, rules=rules)
+        return cls(default_action=policy.default, rules=rules)
 
 
 def _known(kind: type, values: Any, where: str) -> dict[str, Any]:
@@ -138,12 +138,10 @@ def _may_overlap(one: EgressRule, other: EgressRule) -> bool:
     if one.methods and other.methods and not set(one.methods) & set(other.methods):
         return False
     if one.path and other.path:
-        first, second = one.path.partition("*"), other.path.partition("*")
-        shortest = min(len(first[0]), len(second[0]))
-        if first[0][:shortest] != second[0][:shortest]:
-            return False
-        if not first[1] and not second[1]:
+        if "*" not in one.path + other.path:
             return one.path == other.path
+        first, second = one.path.partition("*")[0], other.path.partition("*")[0]
+        return first.startswith(second) or second.startswith(first)
     return True
 
 
@@ -176,7 +174,7 @@ async def provision(api: Api, profile: Profile, name: str) -> str:
             )
         await _verify(api, profile, made)
     except BaseException:
-        await tear_down(api, made or await _find(api, re.escape(name)))
+        await tear_down(api, made, re.escape(name))
         raise
     return made
 
@@ -208,30 +206,25 @@ async def _verify(api: Api, profile: Profile, identity: str) -> None:
         api.profiles.get_gateway_profile, identity, doing="the gateway profile was read"
     )
     rules = list(getattr(found, "rules", None) or [])
-    wanted = sorted(_comparable(asdict(rule)) for rule in profile.rules)
-    had = sorted(
-        _comparable({f.name: getattr(rule, f.name, None) for f in fields(Rule)}) for rule in rules
-    )
+    same = sorted(map(_comparable, rules)) == sorted(map(_comparable, profile.rules))
     plain = (str(found.default_action), bool(found.internet_enabled))
-    if wanted != had or plain != (profile.default_action, profile.internet_enabled):
+    if not same or plain != (profile.default_action, profile.internet_enabled):
         raise SandboxError(
             f"Islo's gateway profile {identity} is not the one that was asked for: it has "
             f"{len(rules)} rules of {len(profile.rules)}, default {found.default_action}."
         )
 
 
-def _comparable(rule: Mapping[str, Any]) -> tuple[str, ...]:
-    methods = ",".join(sorted(rule["methods"] or ()))
+def _comparable(rule: Any) -> tuple[str, ...]:
     keys = ("host_pattern", "path_pattern", "rate_limit_rpm", "action")
-    return (*(str(rule[key] or "") for key in keys), methods)
+    methods = ",".join(sorted(getattr(rule, "methods", None) or ()))
+    return (*(str(getattr(rule, key, None) or "") for key in keys), methods)
 
 
 async def _find(api: Api, pattern: str) -> str | None:
     """The profile whose whole name matches."""
     try:
-        profiles = await api.call(
-            api.profiles.list_gateway_profiles, doing="the gateway profiles were listed"
-        )
+        profiles = await api.call(api.profiles.list_gateway_profiles, doing=_LISTED)
     except SandboxError as error:
         log.warning("The gateway profile %s may be left: %s", pattern, error)
         return None
@@ -241,9 +234,7 @@ async def _find(api: Api, pattern: str) -> str | None:
 
 async def existing(api: Api, wanted: str) -> str:
     """The id of a profile that the user names, or SpecError."""
-    profiles = await api.call(
-        api.profiles.list_gateway_profiles, doing="the gateway profiles were listed"
-    )
+    profiles = await api.call(api.profiles.list_gateway_profiles, doing=_LISTED)
     for profile in profiles:
         if wanted in (profile.id, profile.name):
             return str(profile.id)
@@ -253,9 +244,10 @@ async def existing(api: Api, wanted: str) -> str:
     )
 
 
-async def tear_down(api: Api, identity: str | None) -> None:
-    """Delete a profile of ours, after its sandbox. One that is gone is no error, and one that
-    cannot be deleted is logged: unused, it lets nothing out."""
+async def tear_down(api: Api, identity: str | None, pattern: str) -> None:
+    """Delete a profile of ours, after its sandbox; by its name if its id is not known. One that is
+    gone is no error, and one that cannot be deleted is logged: unused, it lets nothing out."""
+    identity = identity or await _find(api, pattern)
     if identity is None:
         return
     try:
@@ -266,8 +258,3 @@ async def tear_down(api: Api, identity: str | None) -> None:
         pass
     except SandboxError as error:
         log.warning("The gateway profile %s is left in the Islo account: %s", identity, error)
-
-
-async def clear(api: Api, identity: str | None, pattern: str) -> None:
-    """Delete the profile of a sandbox that is gone, also if only its name is known."""
-    await tear_down(api, identity or (await _find(api, pattern) if pattern else None))

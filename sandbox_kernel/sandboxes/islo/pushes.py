@@ -53,7 +53,7 @@ class Pusher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, data: bytes) -> None:
-        """Queue data for the command; waits while too much is queued."""
+        """Push data to the command; waits until all of it is on its way."""
         view = memoryview(data)
         while view:
             await self._until(lambda: len(self._buffer) < PUSH)
@@ -65,9 +65,6 @@ class Pusher:
             self._buffer += view[:room]
             view = view[room:]
             self._advance()
-
-    async def drained(self) -> None:
-        """Wait until everything is on its way."""
         await self._until(lambda: not self._buffer)
 
     def end(self) -> None:

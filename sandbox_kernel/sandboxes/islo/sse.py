@@ -19,20 +19,10 @@ class Event(NamedTuple):
     def text(self) -> str:
         """The output in a stdout or stderr event. Islo's SDK does not document its form, so plain
         text, a JSON string and a JSON object with a string are accepted."""
-        found = self._parsed()
-        if isinstance(found, dict):
-            for key in ("data", "output", "text", "chunk", "message"):
-                if isinstance(found.get(key), str):
-                    return str(found[key])
-        return found if isinstance(found, str) else self.data
-
-    def _parsed(self) -> object:
-        if self.data[:1] not in ('"', "{"):
-            return None
-        try:
-            return json.loads(self.data)
-        except ValueError:
-            return None
+        found = _parsed(self.data)
+        if not isinstance(found, str):
+            found = _string(found, "data", "output", "text", "chunk", "message")
+        return self.data if found is None else found
 
 
 class EventParser:
@@ -54,7 +44,9 @@ class EventParser:
             line = raw.decode(errors="replace").rstrip("\r")
             if not line:
                 if self._data:
-                    events.append(self._event())
+                    data = "\n".join(self._data)
+                    name = self._name or _string(_parsed(data), "type", "event") or ""
+                    events.append(Event(name, data))
                 self._name, self._data, self._size = "", [], len(self._rest)
                 continue
             field, _, value = line.partition(":")
@@ -65,19 +57,16 @@ class EventParser:
                 self._data.append(value)
         return events
 
-    def _event(self) -> Event:
-        data = "\n".join(self._data)
-        return Event(self._name or _type_in(data), data)
+
+def _parsed(data: str) -> object:
+    """A JSON string or object; None for other text."""
+    try:
+        return json.loads(data) if data[:1] in ('"', "{") else None
+    except ValueError:
+        return None
 
 
-def _type_in(data: str) -> str:
-    """The name of an event whose data contains it."""
-    if data[:1] == "{":
-        try:
-            found = json.loads(data)
-        except ValueError:
-            return ""
-        for key in ("type", "event"):
-            if isinstance(found.get(key), str):
-                return str(found[key])
-    return ""
+def _string(found: object, *keys: str) -> str | None:
+    """The first string that a JSON object has under one of the keys."""
+    values = [found.get(key) for key in keys] if isinstance(found, dict) else []
+    return next((value for value in values if isinstance(value, str)), None)

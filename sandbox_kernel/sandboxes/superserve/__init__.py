@@ -3,7 +3,6 @@
 client     SuperserveClient: making, finding and removing sandboxes, and snapshots
 handle     one sandbox: commands, files, pausing, its lease
 stream     the streams of a command, over the service's websocket
-lease      renewing the service's time limit while somebody is attached
 api        the SDK, with its private names that we need; errors
 request    a spec as the service's fields: template, network rules, secrets, timeouts, labels
 """

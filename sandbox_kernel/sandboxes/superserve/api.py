@@ -9,7 +9,6 @@ The API key is read from the environment whenever it is needed, and is stored no
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -22,7 +21,6 @@ from superserve._config import resolve_config
 from websockets.asyncio.client import ClientConnection
 
 from sandbox_kernel.errors import (
-    ExecFailed,
     SandboxError,
     SandboxExists,
     SandboxNotFound,
@@ -33,7 +31,6 @@ from sandbox_kernel.errors import (
 
 KEY, BASE_URL = "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL"
 DIAL_TIMEOUT = 20.0
-TRANSFER_TIMEOUT = 600
 _PROTOCOL = "superserve.exec.v1"
 _MAX_MESSAGE = 4 * 2**20
 _QUEUE = 16
@@ -92,10 +89,11 @@ async def dial(sandbox: sdk.AsyncSandbox) -> ClientConnection:
     sandbox does not run, or the service is out of reach."""
     deps = sandbox.commands._deps
     protocols = [_PROTOCOL, f"token.{deps.get_access_token()}"]
-    hint = deps.get_routing_hint()
+    if hint := deps.get_routing_hint():
+        protocols.append(f"route.{hint}")
     return await websockets.connect(
         f"wss://boxd-{deps.sandbox_id}.{deps.sandbox_host}/exec/connect",
-        subprotocols=[websockets.Subprotocol(p) for p in (*protocols, *_route(hint))],
+        subprotocols=[websockets.Subprotocol(p) for p in protocols],
         open_timeout=DIAL_TIMEOUT,
         compression=None,
         max_size=_MAX_MESSAGE,
@@ -110,10 +108,6 @@ async def dial(sandbox: sdk.AsyncSandbox) -> ClientConnection:
     )
 
 
-def _route(hint: str | None) -> list[str]:
-    return [f"route.{hint}"] if hint else []
-
-
 async def find(metadata: Mapping[str, str], base_url: str | None) -> list[sdk.SandboxInfo]:
     """The account's sandboxes with all of these tags."""
     url = endpoint(base_url)
@@ -122,31 +116,13 @@ async def find(metadata: Mapping[str, str], base_url: str | None) -> list[sdk.Sa
     return [info for info in found if metadata.items() <= info.metadata.items()]
 
 
-async def write_file(sandbox: sdk.AsyncSandbox, path: str, content: bytes, name: str) -> None:
-    """Write a file in a sandbox that runs; ``name`` is for errors."""
-    with _about_file(path, "written", name):
-        async with asyncio.timeout(TRANSFER_TIMEOUT):
-            await sandbox.files.write(path, content, timeout=TRANSFER_TIMEOUT)
-
-
-async def read_file(sandbox: sdk.AsyncSandbox, path: str, max_bytes: int, name: str) -> bytes:
-    """Read a file in a sandbox that runs. ExecFailed if it is not there."""
-    with _about_file(path, "read", name):
-        async with asyncio.timeout(TRANSFER_TIMEOUT):
-            return bytes(
-                await sandbox.files.read(path, timeout=TRANSFER_TIMEOUT, max_bytes=max_bytes)
-            )
-
-
 @contextlib.contextmanager
-def _about_file(path: str, what: str, name: str) -> Iterator[None]:
+def translating(what: str) -> Iterator[None]:
+    """Raise errors of the SDK as ours. ``what`` says what failed, with the sandbox's name."""
     try:
         yield
     except (*ERRORS, TimeoutError) as error:
-        problem = f"{path} could not be {what} in sandbox {name!r}"
-        if isinstance(error, sdk.NotFoundError):
-            raise ExecFailed(f"{problem}: there is no such file.") from error
-        raise translated(error, problem) from error
+        raise translated(error, what) from error
 
 
 def is_ambiguous(error: BaseException) -> bool:
@@ -157,7 +133,7 @@ def is_ambiguous(error: BaseException) -> bool:
 
 
 def translated(error: BaseException, what: str) -> SandboxError:
-    """An error of the SDK as one of ours. ``what`` says what failed, with the sandbox's name."""
+    """An error of the SDK as one of ours."""
     said = str(error)[:500]
     if isinstance(error, sdk.AuthenticationError):
         return SandboxUnavailable(
@@ -188,9 +164,3 @@ _RATE: Mapping[str | None, str] = {
     "too_many_sandboxes": "Pause or remove one: `sandbox-kernel ps` lists them.",
     "rate_limited": "Try again shortly.",
 }
-
-
-def version() -> str:
-    from importlib.metadata import version as installed
-
-    return installed("superserve")

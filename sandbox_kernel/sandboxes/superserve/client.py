@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.metadata
 import logging
 import secrets
 import time
@@ -19,18 +20,14 @@ from typing import Any, ClassVar
 
 import superserve as sdk
 
-from sandbox_kernel.errors import (
-    SandboxError,
-    SandboxNotFound,
-    SandboxUnavailable,
-)
+from sandbox_kernel.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.capabilities import Capabilities
-from sandbox_kernel.sandboxes.machine_label import label
+from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
+from sandbox_kernel.sandboxes.recording_client import SnapshotKeeper
 from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
@@ -51,24 +48,16 @@ class Snapshots(SnapshotKeeper):
 
     hosted = True
 
-    async def take_from(self, source: Record, handle: SuperserveHandle, name: str) -> SnapshotInfo:
-        async def work(record: Record) -> None:
-            record.id = await handle.take_snapshot(name)
-            record.data["base_url"] = api.endpoint()
-
-        return await self.take(name, source, work)
-
     async def destroy(self, record: Record) -> None:
         if not creation_marker.unfinished(record):  # else there is no id at the service
             await delete_snapshot(record.id, record.data.get("base_url"))
 
 
-class SuperserveClient(RecordingClient[SuperserveHandle]):
+class SuperserveClient(HostedClient[SuperserveHandle]):
     """The sandboxes of a Superserve account that carry our label. Needs its API key."""
 
     backend = request.BACKEND
     capabilities: ClassVar[Capabilities] = request.CAPABILITIES
-    hosted = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,11 +65,9 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
         self._remotes: dict[str, Any] = {}
 
     def handle(self, record: Record) -> SuperserveHandle:
-        remote = self._remotes.get(record.id)
-        if remote is None:
-            remote = api.remote(record.id, record.data["base_url"])
-            self._remotes[record.id] = remote
-        return SuperserveHandle(record, self, remote)
+        if record.id not in self._remotes:
+            self._remotes[record.id] = api.remote(record.id, record.data["base_url"])
+        return SuperserveHandle(record, self, self._remotes[record.id])
 
     # --- making
 
@@ -130,15 +117,12 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
         for pause in (*_BACKOFF, None):
             try:
                 return await sdk.AsyncSandbox.create(**arguments, base_url=base_url)
-            except sdk.RateLimitError as error:
-                # Refused before anything was done, so asking again is safe.
-                if pause is None or error.code != "rate_limited":
-                    raise api.translated(error, what) from error
-                await asyncio.sleep(pause)
             except api.ERRORS as error:
-                if not api.is_ambiguous(error):
-                    raise api.translated(error, what) from error
-                found = await self._look_up(record)
+                if pause is not None and getattr(error, "code", "") == "rate_limited":
+                    # Refused before anything was done, so asking again is safe.
+                    await asyncio.sleep(pause)
+                    continue
+                found = await self._look_up(record) if api.is_ambiguous(error) else None
                 if found is None:
                     raise api.translated(error, what) from error
                 _log.info("sandbox %s was made, though no answer came", record.name)
@@ -159,18 +143,16 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
     async def _remove_doubles(self, record: Record) -> None:
         """Delete further sandboxes of the same request: it may arrive twice."""
         try:
-            for info in await api.find(_tag(record), record.data["base_url"]):
-                if info.id != record.id:
-                    _log.warning("Superserve made sandbox %s twice; one is deleted", info.name)
-                    await self.delete_remote(None, info.id, record.data["base_url"])
-        except (*api.ERRORS, SandboxError) as error:
+            if await self._delete_all_of(record, but=record.id):
+                _log.warning("Superserve made sandbox %s twice; one is deleted", record.name)
+        except SandboxError as error:
             _log.warning("whether %s was made twice is not known: %s", record.name, error)
 
     async def undo(self, record: Record) -> None:
         """Delete what was made, now or when the service shows it."""
         try:
             await self._delete_all_of(record)
-        except (*api.ERRORS, SandboxError) as error:
+        except SandboxError as error:
             _log.warning("Sandbox %s could not be deleted yet: %s", record.name, error)
             self._abandon(record)
         else:
@@ -178,61 +160,55 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
                 self._abandon(record)  # the service may still make it
         self.records.delete(self.backend, record.name)
 
-    async def _delete_all_of(self, record: Record) -> None:
+    async def _delete_all_of(self, record: Record, *, but: str = "") -> bool:
+        """Delete what the request of a record has made; whether there was any."""
         base_url = record.data["base_url"]
-        ids = {record.id} - {""}
-        ids |= {info.id for info in await api.find(_tag(record), base_url)}
+        with api.translating(f"Sandbox {record.name!r} was not removed"):
+            found = await api.find(_tag(record), base_url)
+        ids = {record.id, *(info.id for info in found)} - {"", but}
         for sandbox_id in ids:
-            await self.delete_remote(None, sandbox_id, base_url)
+            await self.delete_remote(sandbox_id, base_url)
+        return bool(ids)
 
-    async def delete_remote(self, remote: Any, sandbox_id: str, base_url: str = "") -> None:
+    async def delete_remote(self, sandbox_id: str, base_url: str | None = None) -> None:
         """Delete a sandbox at the service. Idempotent."""
-        remote = self._remotes.pop(sandbox_id, None) or remote
-        try:
-            if remote is not None:
-                deleting = remote.kill()
-            else:
-                url = api.endpoint(base_url or None)
-                deleting = sdk.AsyncSandbox.kill_by_id(sandbox_id, base_url=url)
-            await asyncio.wait_for(deleting, _DELETE_TIMEOUT)
-        except (*api.ERRORS, asyncio.TimeoutError) as error:
-            raise api.translated(error, f"Sandbox {sandbox_id} could not be deleted") from error
+        remote = self._remotes.pop(sandbox_id, None)
+        with api.translating(f"Sandbox {sandbox_id} could not be deleted"):
+            async with asyncio.timeout(_DELETE_TIMEOUT):
+                if remote is not None:
+                    await remote.kill()
+                else:
+                    url = api.endpoint(base_url)
+                    await sdk.AsyncSandbox.kill_by_id(sandbox_id, base_url=url)
 
     # --- finding
 
-    async def get(self, name: str) -> SuperserveHandle:
-        """By its name, or by the id that Superserve gave it. Also one that another machine has
-        made under the same label."""
-        check_name(name)
-        record = self._recorded(name)
-        if record is None and api.has_key():
-            record = await self._foreign(name)
-        return self.handle(record) if record is not None else await super().get(name)
-
-    def _recorded(self, name: str) -> Record | None:
-        try:
-            return self.records.load(self.backend, name)
-        except SandboxNotFound:
-            known = self.records.list(self.backend)
-            return next((record for record in known if record.id == name), None)
-
-    async def _foreign(self, name: str) -> Record | None:
-        try:
-            found = await api.find({request.LABEL: label(), request.NAME: name}, None)
-            if not found and _is_id(name):
-                remote = api.remote(name, None)
-                found = [await remote.get_info()]
-                await api.forget(remote)
-        except sdk.NotFoundError:
+    async def look_up(self, name: str) -> Record | None:
+        if not api.has_key():
             return None
-        except api.ERRORS as error:
-            raise api.translated(error, f"Sandbox {name!r} could not be looked up") from error
+        try:
+            with api.translating(f"Sandbox {name!r} could not be looked up"):
+                found = await api.find({request.LABEL: label(), request.NAME: name}, None)
+                if not found and _is_id(name):
+                    remote = api.remote(name, None)
+                    found = [await remote.get_info()]
+                    await api.forget(remote)
+        except SandboxNotFound:
+            return None
         if len(found) > 1:
             ids = ", ".join(info.id for info in found)
             raise SandboxError(
                 f"Other machines have made {len(found)} sandboxes named {name!r}; say which: {ids}."
             )
-        return _foreign_record(found[0], api.endpoint()) if found else None
+        return self._elsewhere(found[0]) if found else None
+
+    def _elsewhere(self, info: sdk.SandboxInfo) -> Record:
+        try:
+            name = check_name(info.metadata.get(request.NAME, ""))
+        except SandboxError:
+            name = info.id
+        created = info.created_at.timestamp()
+        return self.record_elsewhere(name, info.id, created, base_url=api.endpoint())
 
     async def list(self) -> list[str]:
         """Also those of other machines; by id where the name is taken here."""
@@ -240,36 +216,23 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
         names = [record.name for record in records]
         if not api.has_key():
             return names
-        try:
+        with api.translating("The sandboxes could not be listed"):
             found = await api.find({request.LABEL: label()}, None)
-        except api.ERRORS as error:
-            raise api.translated(error, "The sandboxes could not be listed") from error
         known = {record.id for record in records}
         requests = {record.data.get("request") for record in records}
         for info in found:
             if info.id not in known and info.metadata.get(request.REQUEST) not in requests:
-                name = _foreign_record(info, "").name
+                name = self._elsewhere(info).name
                 names.append(info.id if name in names else name)
         return names
 
     # --- removing
 
-    async def remove(self, name: str) -> None:
-        check_name(name)
-        record = self._recorded(name)
-        if record is not None:
-            await super().remove(record.name)
-        elif api.has_key() and (foreign := await self._foreign(name)) is not None:
-            await self.delete_remote(None, foreign.id)
-
     async def destroy(self, record: Record) -> None:
         if record.id and not creation_marker.unfinished(record):
-            await self.delete_remote(None, record.id, record.data["base_url"])
-            return
-        try:
+            await self.delete_remote(record.id, record.data["base_url"])
+        else:
             await self._delete_all_of(record)
-        except api.ERRORS as error:
-            raise api.translated(error, f"Sandbox {record.name!r} was not removed") from error
 
     async def sweep(self) -> None:
         """Delete, too, what the service made of requests that seemed to have failed."""
@@ -277,10 +240,8 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
         abandoned = _abandoned()
         for record in abandoned.list(self.backend):
             try:
-                found = await api.find(_tag(record), record.data["base_url"])
-                for info in found:
-                    await self.delete_remote(None, info.id, record.data["base_url"])
-            except (*api.ERRORS, SandboxError) as error:
+                found = await self._delete_all_of(record)
+            except SandboxError as error:
                 _log.warning("Sandbox %s could not be swept away: %s", record.name, error)
                 continue
             if found:
@@ -289,18 +250,22 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
                 abandoned.delete(self.backend, record.name)
 
     def _abandon(self, record: Record) -> None:
-        noted = Record(self.backend, record.data["request"], record.id, {})
-        noted.data = dict(record.data)
-        _abandoned().save(noted)
+        data = dict(record.data)
+        _abandoned().save(Record(self.backend, data["request"], "", {}, data=data))
 
     # --- snapshots
 
     async def keep(self, handle: SuperserveHandle, name: str) -> SnapshotInfo:
         """Make a snapshot of a sandbox with its memory (``SandboxHandle.snapshot``)."""
-        source = self._recorded(handle.name) or Record(
+        source = self.recorded(handle.name) or Record(
             self.backend, handle.name, handle.id, handle.spec.to_dict()
         )
-        return await self.snapshot_keeper.take_from(source, handle, name)
+
+        async def work(record: Record) -> None:
+            record.id = await handle.take_snapshot(name)
+            record.data["base_url"] = api.endpoint()
+
+        return await self.snapshot_keeper.take(name, source, work)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SuperserveHandle:
         """As the surface says: the sandbox goes on where the snapshot was taken."""
@@ -314,7 +279,7 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
         """For ``SandboxHandle.fork``."""
         snapshot = await handle.take_snapshot(f"fork-{spec.name}")
         try:
-            return await self._make(spec, self._recorded(handle.name), snapshot)
+            return await self._make(spec, self.recorded(handle.name), snapshot)
         finally:
             await asyncio.shield(delete_snapshot(snapshot))
 
@@ -322,7 +287,7 @@ class SuperserveClient(RecordingClient[SuperserveHandle]):
 
     async def diagnose(self) -> Sequence[Diagnosis]:
         """Asks the service for our sandboxes. None is made: that would cost money."""
-        found = [Diagnosis(True, f"superserve {api.version()}")]
+        found = [Diagnosis(True, f"superserve {importlib.metadata.version('superserve')}")]
         if not api.has_key():
             return [*found, Diagnosis(False, f"{api.KEY} is not set", api.NO_KEY)]
         try:
@@ -352,28 +317,9 @@ def _abandoned() -> Records:
 
 async def delete_snapshot(snapshot_id: str, base_url: str | None = None) -> None:
     """Delete a snapshot at the service."""
-    try:
+    with api.translating(f"Snapshot {snapshot_id} was not deleted"):
         async with asyncio.timeout(_DELETE_TIMEOUT):
             await sdk.AsyncSnapshot.delete_by_id(snapshot_id, base_url=api.endpoint(base_url))
-    except (*api.ERRORS, TimeoutError) as error:
-        raise api.translated(error, f"Snapshot {snapshot_id} was not deleted") from error
-
-
-def _foreign_record(info: sdk.SandboxInfo, base_url: str) -> Record:
-    """A record, never stored, for a sandbox that another machine made."""
-    name = info.metadata.get(request.NAME, "")
-    try:
-        spec = SandboxSpec(name=check_name(name))
-    except SandboxError:
-        spec = SandboxSpec(name=info.id)
-    return Record(
-        request.BACKEND,
-        spec.name,
-        info.id,
-        spec.to_dict(),
-        created=info.created_at.timestamp(),
-        data={"base_url": base_url, "foreign": True},
-    )
 
 
 def _is_id(name: str) -> bool:

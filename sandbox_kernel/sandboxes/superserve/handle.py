@@ -7,28 +7,28 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import superserve as sdk
 
 from sandbox_kernel.errors import (
+    ExecFailed,
     SandboxError,
     SandboxGone,
+    SandboxNotFound,
     SandboxPaused,
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import wrapped_command
-from sandbox_kernel.sandboxes.base import GUEST_PATH
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.folder_archive import packed
+from sandbox_kernel.sandboxes.hosted import HostedHandle, LeaseRenewal
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.recording_client import RecordedHandle
 from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
-from sandbox_kernel.sandboxes.superserve.api import TRANSFER_TIMEOUT
-from sandbox_kernel.sandboxes.superserve.lease import Lease
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
 from sandbox_kernel.untrusted_text import last_lines, printable
 
@@ -44,27 +44,20 @@ _POLL = 0.05
 _DIALS = 3
 _LARGE = 2**20
 """From so many bytes on, an upload goes by the files API: one request, but one round trip more."""
+_TRANSFER_TIMEOUT = 600
 _GOODBYE = 5.0
-_DAY = 24 * 3600.0
-_MOVING = ("starting", "resuming", "migrating", "pausing")
 
 
-class SuperserveHandle(RecordedHandle):
+class SuperserveHandle(HostedHandle):
     """One sandbox, in whatever state."""
 
     backend = request.BACKEND
-    python = "python3"
 
     def __init__(self, record: Record, client: SuperserveClient, remote: Any) -> None:
         super().__init__(record)
         self._client = client
         self._remote = remote
-        self._lease = Lease(record, remote, self._stored)
-
-    @property
-    def agent_lease(self) -> float:
-        """The service pauses the sandbox at the end of its lease; the agent must not end first."""
-        return self.spec.lease_seconds + _DAY
+        self._lease = LeaseRenewal(self.name, self.spec.lease_seconds, self._renew_lease)
 
     # --- commands
 
@@ -74,17 +67,9 @@ class SuperserveHandle(RecordedHandle):
 
     async def _start(self, command: Command, *, log: str | None = None) -> SuperserveStream:
         asked = wrapped_command.request(command.with_defaults(self.spec.env, self.workdir), log=log)
-        stream = await SuperserveStream.open(
-            await self._dial(),
-            asked,
-            command.program,
-            self.name,
-            marks=wrapped_command.Marks(),
-            tool=self._tool,
-            why_broken=self._why_broken,
-            python=self.python or "python3",
-        )
-        self._lease.attach(stream)
+        stream = SuperserveStream(await self._dial(), asked, self._tool, self._why_broken)
+        await stream.started(f"{command.program!r} could not be run in sandbox {self.name!r}")
+        stream.on_close = self._lease.attach()
         return stream
 
     async def spawn_command(self, command: Command) -> None:
@@ -116,39 +101,53 @@ class SuperserveHandle(RecordedHandle):
     async def _settle(self) -> None:
         """Wait until the sandbox runs, with a fresh token. SandboxPaused and SandboxGone say why
         that will not be."""
-        status = ""
-        async for _ in attempts(_SETTLE_TIMEOUT):
-            status = await self._status()
+        async for status in self._statuses("used"):
             if status == "active":
-                try:
-                    await api.fresh_token(self._remote)
+                if await self._ask(api.fresh_token(self._remote), "reached"):
                     return
-                except sdk.ConflictError:
-                    pass  # it is on its way to another state just now
-                except api.ERRORS as error:
-                    raise self._translated(error, "reached") from error
             elif status == "paused":
                 self._refuse_if_ended()  # it may have been stopped meanwhile
-                if not self._lease.ran_out():
+                if not self._lease.ran_out or self._noted("paused"):
                     raise SandboxPaused(
                         f"Sandbox {self.name!r} is paused. `sandbox-kernel resume {self.name}` "
                         f"lets it go on."
                     )
-                await self.resume()
-            elif status not in _MOVING:
+                await self.resume()  # the end of our own lease paused it
+
+    async def _statuses(self, wanted: str) -> AsyncIterator[str]:
+        """The status, again and again. SandboxGone when there is no sandbox any more, and
+        SandboxTimeout when the caller has waited for too long."""
+        status = ""
+        async for _ in attempts(_SETTLE_TIMEOUT):
+            status = await self._status()
+            if status in ("failed", "deleted"):
                 raise SandboxGone(self._why_gone(status))
-        raise self._too_long(status, "used")
+            yield status
+        raise SandboxTimeout(
+            f"Sandbox {self.name!r} could not be {wanted}: Superserve has said {status!r} for "
+            f"{_SETTLE_TIMEOUT:g} s. Try again later."
+        )
+
+    async def _ask(self, asking: Awaitable[object], what: str) -> bool:
+        """False if the sandbox is on its way to another state; then the caller looks again."""
+        with self._translating(what):
+            try:
+                await asking
+            except sdk.ConflictError:
+                return False
+        return True
 
     async def _status(self) -> str:
         """The status at the service; ``deleted`` also if the service does not know the sandbox."""
         try:
-            return str((await self._remote.get_info()).status.value)
-        except sdk.NotFoundError:
+            with self._translating("asked for its state"):
+                return str((await self._remote.get_info()).status.value)
+        except SandboxNotFound:
             return "deleted"
-        except api.ERRORS as error:
+        except SandboxError:
             if self._remote._closed:
                 return "deleted"
-            raise self._translated(error, "asked for its state") from error
+            raise
 
     async def _why_broken(self, error: BaseException | None) -> SandboxError:
         """The error for a connection that broke."""
@@ -165,23 +164,19 @@ class SuperserveHandle(RecordedHandle):
         return SandboxError(f"The connection to sandbox {self.name!r} broke: {why}")
 
     def _refuse_if_ended(self) -> None:
-        if self._record_is_kept and (self._stored() is None or self._ended):
+        if self._stored() is None or self._noted("ended"):
             raise SandboxGone(self._why_gone("deleted"))
 
-    @property
-    def _record_is_kept(self) -> bool:
-        return not self._record.data.get("foreign")
-
-    @property
-    def _ended(self) -> str:
+    def _noted(self, fact: str) -> str:
+        """What the record says now about ``ended``, ``paused`` or ``log``."""
         record = self._stored()
-        return str(record.data.get("ended") or "") if record else ""
+        return str(record.data.get(fact) or "") if record else ""
 
     def _why_gone(self, status: str) -> str:
         start = f"Sandbox {self.name!r} has ended: "
-        if self._record_is_kept and self._stored() is None:
+        if self._stored() is None:
             return f"{start}it was removed. Create a new one to go on."
-        reason = self._ended
+        reason = self._noted("ended")
         if status == "failed":
             reason = "Superserve says that it failed"
         elif not reason:
@@ -192,13 +187,16 @@ class SuperserveHandle(RecordedHandle):
             f"one to go on."
         )
 
-    def _translated(self, error: BaseException, what: str) -> SandboxError:
-        return api.translated(error, f"Sandbox {self.name!r} could not be {what}")
+    def _translating(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return api.translating(f"Sandbox {self.name!r} could not be {what}")
+
+    async def _renew_lease(self) -> None:
+        record = self._stored() or self._record
+        active = time.time() - float(record.data.get("active_since") or record.created)
+        with self._translating("kept"):
+            await self._remote.update(timeout_seconds=request.lease_seconds(self.spec, active))
 
     # --- files
-
-    async def install_guest(self, zipapp: bytes) -> None:
-        await self.write_file(GUEST_PATH, zipapp)
 
     async def upload(self, folder: str, target: str) -> None:
         """As the surface says. A large folder goes by the files API, in one request."""
@@ -210,24 +208,33 @@ class SuperserveHandle(RecordedHandle):
         try:
             await self._unpack(target, path=path)
         finally:
-            await self.exec("rm", ["-f", path], cwd="/", timeout=TRANSFER_TIMEOUT)
+            await self.exec("rm", ["-f", path], cwd="/", timeout=_TRANSFER_TIMEOUT)
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Write a file anywhere in the sandbox; folders on the way are made."""
-        await self._ready_for_files()
-        await api.write_file(self._remote, path, content, self.name)
+        async with self._transfer(path, "written"):
+            await self._remote.files.write(path, content, timeout=_TRANSFER_TIMEOUT)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**31) -> bytes:
         """Read a file from anywhere in the sandbox, not only below the working folder.
         SandboxError if it is not there, or larger than ``max_bytes``."""
-        await self._ready_for_files()
-        return await api.read_file(self._remote, path, max_bytes, self.name)
+        async with self._transfer(path, "read"):
+            return bytes(
+                await self._remote.files.read(path, timeout=_TRANSFER_TIMEOUT, max_bytes=max_bytes)
+            )
 
-    async def _ready_for_files(self) -> None:
+    @contextlib.asynccontextmanager
+    async def _transfer(self, path: str, what: str) -> AsyncIterator[None]:
         self._refuse_if_ended()
         # The SDK would resume a paused sandbox unasked, which costs money: so look first.
         if not api.has_token(self._remote) or await self._status() != "active":
             await self._settle()
+        problem = f"{path} could not be {what} in sandbox {self.name!r}"
+        try:
+            with api.translating(problem):
+                async with asyncio.timeout(_TRANSFER_TIMEOUT):
+                    yield
+        except SandboxNotFound as error:
+            raise ExecFailed(f"{problem}: there is no such file.") from error
 
     # --- its life
 
@@ -238,55 +245,34 @@ class SuperserveHandle(RecordedHandle):
 
     async def _freeze(self) -> None:
         self._note(paused="requested")
-        status = ""
         try:
-            async for _ in attempts(_SETTLE_TIMEOUT, most=_POLL):
-                status = await self._status()
+            async for status in self._statuses("paused"):
                 if status == "paused":
                     return
-                if status in ("failed", "deleted"):
-                    raise SandboxGone(self._why_gone(status))
                 if status == "active":
-                    await self._ask_to_pause()
-            raise self._too_long(status, "paused")
+                    pausing = self._remote.pause(wait=True, timeout=_SETTLE_TIMEOUT)
+                    await self._ask(pausing, "paused")
         except BaseException:
             self._note(paused=None)
             raise
 
-    async def _ask_to_pause(self) -> None:
-        try:
-            await self._remote.pause(wait=True, timeout=_SETTLE_TIMEOUT)
-        except sdk.ConflictError:
-            pass  # its state has changed since; the caller looks again
-        except api.ERRORS as error:
-            raise self._translated(error, "paused") from error
-
-    def _too_long(self, status: str, wanted: str) -> SandboxTimeout:
-        return SandboxTimeout(
-            f"Sandbox {self.name!r} could not be {wanted}: Superserve has said {status!r} for "
-            f"{_SETTLE_TIMEOUT:g} s. Try again later."
-        )
-
     async def resume(self) -> None:
         """Polls until the sandbox is active. One that was stopped has no process any more."""
-        record = self._stored()
-        if record is None and self._record_is_kept:
+        if self._stored() is None:
             raise SandboxGone(self._why_gone("deleted"))
-        was_paused, status = False, ""
-        async for _ in attempts(_SETTLE_TIMEOUT):
-            status = await self._status()
+        was_paused = False
+        async for status in self._statuses("resumed"):
             if status == "active":
                 break
             if status == "paused":
                 was_paused = True
-                await self._ask_to_resume()
-            elif status not in _MOVING:
-                raise SandboxGone(self._why_gone(status))
-        else:
-            raise self._too_long(status, "resumed")
+                # The service counts this limit from the resume on.
+                with contextlib.suppress(*api.ERRORS):
+                    await self._remote.update(timeout_seconds=request.lease_seconds(self.spec))
+                await self._ask(self._remote.resume(timeout=_SETTLE_TIMEOUT), "resumed")
         self._lease.restarted()
         changes = {"active_since": time.time()} if was_paused else {}
-        stopped = bool(self._ended)
+        stopped = self._noted("ended")
         self._note(paused=None, ended=None, **changes)
         if stopped:
             # What was begun in the last moment was frozen with the rest, and goes on now.
@@ -296,24 +282,14 @@ class SuperserveHandle(RecordedHandle):
                 self._note(ended="it was stopped")
                 raise
 
-    async def _ask_to_resume(self) -> None:
-        try:
-            # The service counts this limit from the resume on.
-            with contextlib.suppress(*api.ERRORS):
-                await self._remote.update(timeout_seconds=request.lease_seconds(self.spec))
-            await self._remote.resume(timeout=_SETTLE_TIMEOUT)
-        except sdk.ConflictError:
-            pass  # somebody else resumes it; the caller looks again
-        except api.ERRORS as error:
-            raise self._translated(error, "resumed") from error
-
     async def stop(self) -> None:
         """Asks the commands to end, then pauses what is left: the files are kept."""
-        if self._ended or await self._status() in ("failed", "deleted"):
+        if self._noted("ended") or await self._status() in ("failed", "deleted"):
             return
         log = ""
         try:
-            log = await self._say_goodbye()
+            await self._end_all(15)
+            log = (await self.logs())[-_KEPT_LOG:]
         except SandboxPaused:
             pass
         except SandboxError as error:
@@ -327,16 +303,11 @@ class SuperserveHandle(RecordedHandle):
             self._note(ended=None)
             raise
 
-    async def _say_goodbye(self) -> str:
-        await self._end_all(15)
-        return (await self.logs())[-_KEPT_LOG:]
-
     async def _end_all(self, number: int) -> None:
         """Signal all commands, until none is left; after a while, kill them. SandboxError if they
         become no fewer: code in there may start new ones faster than they can be killed."""
-        everything = (0, "-")
         started = time.monotonic()
-        while await self._tool(wrapped_command.signal_line("python3", everything, number)):
+        while await self._tool(wrapped_command.line("signal", 0, "-", number)):
             waited = time.monotonic() - started
             if waited > 2 * _GOODBYE:
                 raise SandboxError(
@@ -347,10 +318,10 @@ class SuperserveHandle(RecordedHandle):
             await asyncio.sleep(_POLL)
 
     async def kill(self) -> None:
-        if self._ended and await self._status() == "deleted":
+        if self._noted("ended") and await self._status() == "deleted":
             return
         self._note(ended="it was killed")
-        await self._client.delete_remote(self._remote, self.id)
+        await self._client.delete_remote(self.id, self._record.data["base_url"])
 
     # --- copies
 
@@ -366,21 +337,17 @@ class SuperserveHandle(RecordedHandle):
     async def take_snapshot(self, name: str) -> str:
         """Make a snapshot at the service; its id there. For the client."""
         self._refuse_if_ended()
-        if await self._status() in ("failed", "deleted"):
-            raise SandboxGone(self._why_gone(await self._status()))
-        try:
-            made = await self._remote.snapshot(name=name)
-        except api.ERRORS as error:
-            raise self._translated(error, "kept as a snapshot") from error
-        return str(made.id)
+        if (status := await self._status()) in ("failed", "deleted"):
+            raise SandboxGone(self._why_gone(status))
+        with self._translating("kept as a snapshot"):
+            return str((await self._remote.snapshot(name=name)).id)
 
     # --- what is known
 
     async def logs(self, *, tail: int | None = None) -> str:
         """What spawned commands have printed."""
-        record = self._stored()
-        if record is not None and record.data.get("ended"):
-            text = str(record.data.get("log") or "")
+        if self._noted("ended"):
+            text = self._noted("log")
         else:
             script = f"tail -c {_LOG_TAIL} {LOG} 2>/dev/null || true"
             text = (await self.exec("/bin/sh", ["-c", script], cwd="/", timeout=60)).stdout
@@ -388,7 +355,6 @@ class SuperserveHandle(RecordedHandle):
 
     async def info(self) -> SandboxInfo:
         detail: dict[str, Any] = {"endpoint": self._record.data.get("base_url")}
-        ended = self._ended
         try:
             word = await self._status()
         except SandboxError as error:
@@ -396,12 +362,9 @@ class SuperserveHandle(RecordedHandle):
                 raise
             word = "unknown"
             detail["reason"] = str(error)
-        if self._record_is_kept and self._stored() is None:
-            status = "gone"
-        else:
-            status = _STATUS.get(word, "unknown")
-            if ended and status != "gone":
-                status = "stopped"
+        status = "gone" if self._stored() is None else _STATUS.get(word, "unknown")
+        if self._noted("ended") and status != "gone":
+            status = "stopped"
         if status in ("stopped", "gone"):
             detail["reason"] = self._why_gone(word)
         detail["superserve"] = word
@@ -409,12 +372,8 @@ class SuperserveHandle(RecordedHandle):
 
 
 _STATUS = {
-    "starting": "running",
-    "active": "running",
-    "resuming": "running",
-    "migrating": "running",
-    "pausing": "paused",
-    "paused": "paused",
+    **dict.fromkeys(("starting", "active", "resuming", "migrating"), "running"),
+    **dict.fromkeys(("pausing", "paused"), "paused"),
     "failed": "stopped",
     "deleted": "gone",
 }

@@ -10,10 +10,10 @@ from typing import Any
 
 from superserve import NetworkConfig
 
-from sandbox_kernel.egress import ALLOW, EgressPolicy
+from sandbox_kernel.egress import ALLOW
 from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.sandboxes.capabilities import Capabilities, refusal
-from sandbox_kernel.sandboxes.machine_label import label
+from sandbox_kernel.sandboxes.hosted import label
 from sandbox_kernel.spec import SandboxSpec
 
 BACKEND = "superserve"
@@ -26,7 +26,7 @@ RESOLVERS = ("1.1.1.1", "8.8.8.8")
 _BLOCKED = ("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
 _SNAPSHOT = "snapshot:"
 _SECRET = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*)=)?([A-Za-z0-9._-]{1,128})")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_MACHINE = "The sandbox is root of its own machine, so this could not be held."
 _BY_TEMPLATE = "A sandbox has the size of its template; choose one by image."
 
 CAPABILITIES = Capabilities(
@@ -47,36 +47,32 @@ CAPABILITIES = Capabilities(
         "memory_mib": _BY_TEMPLATE,
         "cpus": _BY_TEMPLATE,
         "disk_mib": _BY_TEMPLATE,
-        "processes": "The sandbox is root of its own machine, so this could not be held.",
-        "open_files": "The sandbox is root of its own machine, so this could not be held.",
+        "processes": _OWN_MACHINE,
+        "open_files": _OWN_MACHINE,
         "volume": "No folder of this host is shown to a hosted sandbox; copy files in and out.",
         "readable": "No folder of this host is shown to a hosted sandbox; copy files in.",
         "python": "The sandbox runs its template's own Python; choose a template by image.",
-        "egress.ports": "Superserve's rules know hosts and networks only.",
-        "egress.methods": "Superserve's rules know hosts and networks only.",
-        "egress.path": "Superserve's rules know hosts and networks only.",
+        **dict.fromkeys(
+            ("egress.ports", "egress.methods", "egress.path"),
+            "Superserve's rules know hosts and networks only.",
+        ),
         "egress.rate_limit_rpm": "Superserve's rules know no rates.",
     },
 )
 
 
-def tags(spec: SandboxSpec, request: str) -> dict[str, str]:
-    return {**spec.labels, LABEL: label(), NAME: spec.name, REQUEST: request}
-
-
 def arguments(spec: SandboxSpec, request: str) -> dict[str, Any]:
     """The arguments of the SDK's ``create``. SpecRefused for what cannot be said in them."""
     CAPABILITIES.check(spec, BACKEND)
-    image = spec.image or ""
-    source = {"from_template": image or None}
-    if image.startswith(_SNAPSHOT):
-        source = {"from_snapshot": image.removeprefix(_SNAPSHOT)}
+    source = {"from_template": spec.image} if spec.image else {}
+    if spec.image and spec.image.startswith(_SNAPSHOT):
+        source = {"from_snapshot": spec.image.removeprefix(_SNAPSHOT)}
     return {
         "name": spec.name,
-        **{key: value for key, value in source.items() if value},
+        **source,
         "timeout_seconds": lease_seconds(spec),
         "auto_delete_seconds": math.ceil(spec.delete_after_seconds or DEFAULT_DELETE_AFTER),
-        "metadata": tags(spec, request),
+        "metadata": {**spec.labels, LABEL: label(), NAME: spec.name, REQUEST: request},
         "env_vars": dict(spec.env) or None,
         "secrets": _secrets(spec) or None,
         "network": network(spec),
@@ -95,8 +91,7 @@ def _secrets(spec: SandboxSpec) -> dict[str, str]:
     found = {}
     for item in spec.secrets:
         match = _SECRET.fullmatch(item)
-        variable = match and (match[1] or match[2])
-        if not match or not variable or not _ENV_NAME.fullmatch(variable):
+        if match is None or not (variable := match[1] or match[2]).isidentifier():
             raise _refused(
                 spec,
                 f"secrets={item!r}",
@@ -110,24 +105,26 @@ def _secrets(spec: SandboxSpec) -> dict[str, str]:
 def network(spec: SandboxSpec) -> NetworkConfig | None:
     """The rules for ``spec.egress``; None if everything is allowed. The service's lists have no
     order: what is allowed wins over what is denied."""
-    policy = spec.egress
-    if policy.default == ALLOW:
-        return _all_but(spec, policy)
-    denied = [n for n, rule in enumerate(policy.rules) if rule.action != ALLOW]
-    if denied and any(rule.action == ALLOW for rule in policy.rules):
-        raise _refused(
-            spec,
-            f"egress[{denied[0]}].action='deny'",
-            "What Superserve allows wins over what it denies; allow only what is wanted.",
-        )
+    policy, opens = spec.egress, spec.egress.default == ALLOW
     allowed = [rule.host for rule in policy.rules if rule.action == ALLOW]
-    if "*" in allowed:
-        return None
+    denied = [rule.host for rule in policy.rules if rule.action != ALLOW]
     for number, rule in enumerate(policy.rules):
-        if rule.is_address:
-            _check_address(spec, f"egress[{number}].host={rule.host!r}", rule.host)
+        action = f"egress[{number}].action={rule.action!r}"
+        host = f"egress[{number}].host={rule.host!r}"
+        if opens and rule.action == ALLOW:
+            raise _refused(spec, action, "Everything is allowed by default; leave the rule out.")
+        if opens and not rule.is_address:
+            why = "Superserve can deny addresses and networks, not names."
+            raise _refused(spec, host, why)
+        if not opens and allowed and rule.action != ALLOW:
+            why = "What Superserve allows wins over what it denies; allow only what is wanted."
+            raise _refused(spec, action, why)
+        if rule.is_address and "*" not in allowed:
+            _check_address(spec, host, rule.host)
+    if opens or "*" in allowed:
+        return NetworkConfig(allow_out=[], deny_out=denied) if denied else None
     names = [rule.host for rule in policy.rules if rule.action == ALLOW and not rule.is_address]
-    if names and not any(_covers(policy, address) for address in RESOLVERS):
+    if names and not any(policy.decide(address, 53) == ALLOW for address in RESOLVERS):
         raise _refused(
             spec,
             f"egress[0].host={names[0]!r}",
@@ -138,36 +135,12 @@ def network(spec: SandboxSpec) -> NetworkConfig | None:
     return NetworkConfig(allow_out=allowed, deny_out=["0.0.0.0/0"])
 
 
-def _all_but(spec: SandboxSpec, policy: EgressPolicy) -> NetworkConfig | None:
-    """Everything is allowed but some networks."""
-    for number, rule in enumerate(policy.rules):
-        if rule.action == ALLOW:
-            raise _refused(
-                spec,
-                f"egress[{number}].action='allow'",
-                "Everything is allowed by default; leave the rule out.",
-            )
-        if not rule.is_address:
-            raise _refused(
-                spec,
-                f"egress[{number}].host={rule.host!r}",
-                "Superserve can deny addresses and networks, not names.",
-            )
-        _check_address(spec, f"egress[{number}].host={rule.host!r}", rule.host)
-    denied = [rule.host for rule in policy.rules]
-    return NetworkConfig(allow_out=[], deny_out=denied) if denied else None
-
-
 def _check_address(spec: SandboxSpec, what: str, host: str) -> None:
     address = ipaddress.ip_network(host)
     if address.version == 6:
         raise _refused(spec, what, "Superserve's rules are documented for IPv4 only.")
     if any(address.overlaps(ipaddress.ip_network(blocked)) for blocked in _BLOCKED):
         raise _refused(spec, what, "Superserve never lets a sandbox reach private networks.")
-
-
-def _covers(policy: EgressPolicy, address: str) -> bool:
-    return policy.decide(address, 53) == ALLOW
 
 
 def _refused(spec: SandboxSpec, what: str, why: str) -> SpecRefused:

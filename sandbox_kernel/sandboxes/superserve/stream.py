@@ -16,82 +16,35 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.sandboxes import wrapped_command
-from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
+from sandbox_kernel.sandboxes.hosted import HostedStream, WhyBroken
 from sandbox_kernel.untrusted_text import printable
 
 _STDIN, _STDOUT, _STDERR = b"\0", 1, 2
 _PIECE = 32 * 1024
 """Bytes of stdin in one message; the service takes 64 KiB at most."""
-_START_TIMEOUT = 60.0
 _CLOSE_TIMEOUT = 20.0
 _EARLY = 16 * 2**20
 """Output that is taken in before it is known that the command has been started."""
 
 Tool = Callable[[str], Awaitable[int]]
-WhyBroken = Callable[[BaseException | None], Awaitable[SandboxError]]
 
 
-class SuperserveStream(BufferedStream):
-    """A running command. ``open`` has seen that it was started."""
+class SuperserveStream(HostedStream):
+    """Runs the command of a request. ``tool`` runs a short command in the same sandbox."""
 
     def __init__(
-        self,
-        socket: ClientConnection,
-        marks: wrapped_command.Marks,
-        tool: Tool,
-        why_broken: WhyBroken,
-        python: str,
+        self, socket: ClientConnection, request: bytes, tool: Tool, why_broken: WhyBroken
     ) -> None:
-        super().__init__()
+        super().__init__(why_broken)
         self._socket = socket
-        self._marks = marks
         self._tool = tool
-        self._why_broken = why_broken
-        self._python = python
+        self._marks = wrapped_command.Marks()
         self._process: tuple[int, str] | None = None
         self._service_code: int | None = None
-        self._refused = ""
-        self._started = asyncio.Event()
         self.on_close: Callable[[], object] = lambda: None
-        self._task = asyncio.get_running_loop().create_task(self._take_in())
-
-    @classmethod
-    async def open(
-        cls,
-        socket: ClientConnection,
-        request: bytes,
-        command: str,
-        sandbox: str,
-        *,
-        marks: wrapped_command.Marks,
-        tool: Tool,
-        why_broken: WhyBroken,
-        python: str,
-    ) -> SuperserveStream:
-        """Run the command of a request on a fresh websocket. ExecFailed if it cannot be run."""
-        stream = cls(socket, marks, tool, why_broken, python)
-        try:
-            line = wrapped_command.run_line(python, marks.mark)
-            await socket.send(json.dumps({"command": line, "working_dir": "/"}))
-            await stream._send(request)
-            await asyncio.wait_for(stream._started.wait(), _START_TIMEOUT)
-        except (ConnectionClosed, asyncio.TimeoutError) as error:
-            await stream.close()
-            raise stream._failure or await why_broken(error) from error
-        except BaseException:
-            await stream.close()
-            raise
-        if stream._process is None:
-            await stream.close()
-            if stream._failure is not None:
-                raise stream._failure
-            said = stream._refused or printable((await stream._err.get())[-500:].decode("latin-1"))
-            if stream._service_code == 127 and not stream._refused:
-                said += f" ({python} is needed in the sandbox; choose a template that has it)"
-            raise ExecFailed(f"{command!r} could not be run in sandbox {sandbox!r}: {said.strip()}")
-        return stream
+        self._task = asyncio.get_running_loop().create_task(self._take_in(request))
 
     async def write(self, data: bytes) -> None:
         if self._over.is_set():
@@ -111,40 +64,28 @@ class SuperserveStream(BufferedStream):
         with contextlib.suppress(ConnectionClosed):  # the command has ended, and its stdin with it
             await self._socket.send(json.dumps({"type": "stdin_close"}))
 
-    async def send_signal(self, signum: int) -> None:
-        if self._process is not None and not self._over.is_set():
-            await self._tool(wrapped_command.signal_line(self._python, self._process, int(signum)))
+    async def _tell(self, order: str, *numbers: int) -> None:
+        if order == "kill":
+            if self._code is not None:
+                return
+            order, numbers = "signal", (9,)
+        if self._process is not None:
+            await self._tool(wrapped_command.line(order, *self._process, *numbers))
 
-    async def resize(self, rows: int, columns: int) -> None:
-        if self._process is not None and not self._over.is_set():
-            await self._tool(
-                wrapped_command.resize_line(self._python, self._process, rows, columns)
-            )
-
-    async def close(self) -> None:
-        """Ends the command, also if the connection to it is gone: the service lets it run on."""
-        if self._closed:
-            return
-        self._closed = True
+    async def _hang_up(self) -> None:
         self.on_close()
-        try:
-            if self._process is not None and self._code is None:
-                line = wrapped_command.signal_line(self._python, self._process, 9)
-                # The sandbox may have ended, or be paused: then nothing runs.
-                with contextlib.suppress(SandboxError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._tool(line), _CLOSE_TIMEOUT)
-            with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError, OSError):
-                await asyncio.wait_for(self._socket.close(), _CLOSE_TIMEOUT)
-        finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(self._socket.close(), _CLOSE_TIMEOUT)
 
     # --- what comes
 
-    async def _take_in(self) -> None:
+    async def _take_in(self, request: bytes) -> None:
         problem: BaseException | None = None
         finished = False
         try:
+            line = wrapped_command.line("run", self._marks.mark)
+            await self._socket.send(json.dumps({"command": line, "working_dir": "/"}))
+            await self._send(request)
             async for message in self._socket:
                 if isinstance(message, str):
                     finished = self._lifecycle(json.loads(message)) or finished
@@ -171,9 +112,10 @@ class SuperserveStream(BufferedStream):
     def _mark(self, kind: str, rest: str) -> None:
         if kind == wrapped_command.STARTED and self._process is None:
             self._process = wrapped_command.process(rest)
+            self._runs = self._process is not None
             self._started.set()
         elif kind == wrapped_command.FAILED:
-            self._refused = printable(rest)
+            self._refused = printable(rest).strip()
             self._started.set()
         elif kind == wrapped_command.EXITED and self._code is None:
             self._code = wrapped_command.exit_code(rest)
@@ -191,17 +133,25 @@ class SuperserveStream(BufferedStream):
     async def _end(self, finished: bool, problem: BaseException | None) -> None:
         try:
             if self._code is None and not finished and not self._closed:
-                self._failure = await self._why_broken(problem)
+                self._failure = await self._reason(problem)
             elif self._code is None:
                 # The program that ran it was killed with it.
                 self._code = 128 - (self._service_code or 137)
         finally:
             self._over.set()
-            self._started.set()
-            rest = self._marks.rest()
-            if rest:
+            if rest := self._marks.rest():
                 await self._err.put(rest, most=_EARLY)
             await asyncio.gather(self._out.end(), self._err.end())
+            if not self._runs and not self._refused:
+                await self._say_why()
+            self._started.set()
+
+    async def _say_why(self) -> None:
+        """The command was not started, and only stderr may tell why."""
+        self._refused = printable((await self._err.get())[-500:].decode("latin-1")).strip()
+        if self._service_code == 127:
+            python = wrapped_command.PYTHON
+            self._refused += f" ({python} is needed in the sandbox; choose a template that has it)"
 
 
 async def run_tool(socket: ClientConnection, line: str) -> int:
