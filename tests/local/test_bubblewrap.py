@@ -138,7 +138,6 @@ with open("{place}/big", "wb", buffering=0) as file:
 answer(written)
 """,
         tmp_bytes=2 * 2**20,
-        shm_bytes=2 * 2**20,
     )
     assert 2**20 < written <= 2 * 2**20
 
@@ -284,7 +283,6 @@ def test_the_kernel_forbids_namespaces_without_the_filter_too(jails: Jails) -> N
         binds=[Bind("/usr", "/usr"), *_root_links()],
         hostname="jail",
         tmp_bytes=2**20,
-        shm_bytes=2**20,
         env={},
         cwd="/",
         seccomp_fd=0,
@@ -363,7 +361,6 @@ def test_bwrap_tells_the_first_process_and_waits_for_the_word(jails: Jails) -> N
             binds=[Bind("/usr", "/usr"), *_root_links()],
             hostname="jail",
             tmp_bytes=2**20,
-            shm_bytes=2**20,
             env={"PATH": "/usr/bin"},
             cwd="/",
             seccomp_fd=filter_file.fileno(),

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,17 @@ from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
-from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink
+from sandbox_kernel.sandboxes.local.mounts import (
+    Bind,
+    Cover,
+    Mount,
+    Symlink,
+    follow_links,
+    read_link,
+)
 
 _DESCRIBE_TIMEOUT = 20.0
 _MINIMUM_VERSION = (3, 9)
-_MAX_LINKS = 40
 
 # Runs in the interpreter that is asked about.
 _QUESTION = """
@@ -85,8 +90,6 @@ class PythonEnvironment:
     """Other folders and zip files on sys.path, which .pth files and editable installs name."""
     editable_paths: tuple[str, ...]
     """Files and folders that an editable install imports from without sys.path."""
-    left_out: tuple[str, ...]
-    """What the jail does not see of those, because it would show the home folder or more."""
     system_site: bool
     """Whether a virtual environment sees the packages of its base interpreter."""
     pip_wheel: str | None
@@ -130,13 +133,13 @@ class PythonEnvironment:
                     f"and name its interpreter as `python`."
                 )
         view = _View()
-        for path in (self.base_prefix, self.prefix, *self.site_packages):
-            view.show(path)
-        optional = (self.user_site, *self.extra_paths, *self.editable_paths, self.pip_wheel)
-        for path in filter(None, optional):
-            view.show(path)
-        view.show(self.base_executable)
-        view.show(self.executable)
+        for path in (
+            *(self.base_prefix, self.prefix, *self.site_packages, self.user_site),
+            *(*self.extra_paths, *self.editable_paths, self.pip_wheel),
+            *(self.base_executable, self.executable),
+        ):
+            if path:
+                view.show(path)
         for path in (*self.extra_paths, *self.editable_paths):
             view.cover(path, is_prefix=False)
         for path in (self.base_prefix, self.prefix):
@@ -155,7 +158,7 @@ class _View:
 
     def show(self, path: str) -> None:
         """Show what is at ``path``, if it still exists."""
-        links, real = _follow(path)
+        links, real = follow_links(path, read_link)
         if not os.path.exists(real):
             return
         self._links.update((link.target, link) for link in links)
@@ -186,33 +189,10 @@ class _View:
         return any(contains(folder, path) for folder in self._real)
 
 
-def _follow(path: str) -> tuple[list[Symlink], str]:
-    """The symbolic links on the way to what ``path`` names, and its real path."""
-    links: list[Symlink] = []
-    done, rest = "/", _parts(path)
-    while rest:
-        step = os.path.normpath(os.path.join(done, rest.pop(0)))
-        try:
-            text = os.readlink(step)
-        except OSError:  # not a link, or not there
-            done = step
-            continue
-        links.append(Symlink(text, step))
-        if len(links) > _MAX_LINKS:
-            raise SpecError(f"{path} cannot be shown in the jail: its links go round in a circle.")
-        done = "/" if text.startswith("/") else done
-        rest = _parts(text) + rest
-    return links, done
-
-
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
-
-
 def on_the_way(python: str) -> list[str]:
     """The paths that decide which interpreter runs: its own, the links that it leads through, and
     the real one."""
-    links, real = _follow(python)
+    links, real = follow_links(python, read_link)
     return [os.path.normpath(python), *(link.target for link in links), real]
 
 
@@ -237,7 +217,9 @@ def describe(python: str) -> PythonEnvironment:
         # Taken before the question, so that a change in between makes the answer stale.
         interpreter = _stamp(os.path.realpath(python))
         answer = _ask(python)
-        answer["stamps"] = {path: _stamp(path) for path in _watched(answer)}
+        watched = [*answer["sites"], *filter(None, [answer["user"]]), *answer["pth"]]
+        watched.append(os.path.join(answer["prefix"], "pyvenv.cfg"))
+        answer["stamps"] = {path: _stamp(path) for path in watched}
         answer["stamps"][os.path.realpath(python)] = interpreter
         answer["present"] = {path: os.path.exists(path) for path in answer["named"]}
         # What a launcher (a pyenv shim) runs is its own affair, and may change without a trace.
@@ -283,14 +265,12 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
     sites = tuple(path for path in answer["sites"] if os.path.isdir(path))
     user = answer["user"] if answer["user"] and os.path.isdir(answer["user"]) else None
     known = (prefix, base_prefix, *answer["stdlib"], *sites, *([user] if user else []))
-    extra: list[str] = []
-    editable: list[str] = []
-    left_out: list[str] = []
-    for paths, kept in ((answer["path"], extra), (answer["editable"], editable)):
-        for path in paths:
-            if any(contains(folder, path) for folder in known) or not os.path.exists(path):
-                continue
-            (left_out if exposes(path) else kept).append(path)
+
+    def others(paths: list[str]) -> tuple[str, ...]:
+        """Those that lie elsewhere, without what would show the home folder or more."""
+        apart = (path for path in paths if not any(contains(folder, path) for folder in known))
+        return tuple(path for path in apart if os.path.exists(path) and not exposes(path))
+
     return PythonEnvironment(
         executable=python,
         base_executable=_base_executable(python, answer),
@@ -299,9 +279,8 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
         version=(answer["version"][0], answer["version"][1]),
         site_packages=sites,
         user_site=user,
-        extra_paths=tuple(extra),
-        editable_paths=tuple(editable),
-        left_out=tuple(left_out),
+        extra_paths=others(answer["path"]),
+        editable_paths=others(answer["editable"]),
         system_site=answer["system_site"],
         pip_wheel=answer["wheels"][-1] if answer["wheels"] else None,
     )
@@ -332,15 +311,6 @@ def _venv_home(prefix: str) -> str | None:
         return None
     pairs = (line.partition("=") for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == "home"), None)
-
-
-def _watched(answer: dict[str, Any]) -> Iterable[str]:
-    """Files and folders whose change makes an answer stale."""
-    yield os.path.join(answer["prefix"], "pyvenv.cfg")
-    yield from answer["sites"]
-    if answer["user"]:
-        yield answer["user"]
-    yield from answer["pth"]
 
 
 def _stamp(path: str) -> int | None:
