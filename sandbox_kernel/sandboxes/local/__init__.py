@@ -1,8 +1,7 @@
 """The local jail: a sandbox of namespaces, a seccomp filter and limits, through bubblewrap.
 
 client         LocalClient: makes, finds, removes and sweeps jails
-handle         one jail: commands, its end, its state
-stream         the streams of a command
+handle         one jail: commands and their streams, its end, its state
 jail_request   one request to jailinit, process 1 of the jail
 jail_state     the jail's processes, state and end, from its record and files
 jail_start     starts a jail

@@ -41,7 +41,7 @@ from sandbox_kernel.sandboxes.local.identity import HOME
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
-from sandbox_kernel.sandboxes.local.mounts import Bind, Mount
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount
 from sandbox_kernel.sandboxes.local.overlay_venv import overlay_venv
 from sandbox_kernel.sandboxes.local.system_mounts import system_binds
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
@@ -102,7 +102,6 @@ class Launch:
         self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self.overlay_python = f"{OVERLAY}/bin/python"
         self.init: ProcessId | None = None
         self.cgroup: Cgroup | None = None
         self._own_disk = False
@@ -258,7 +257,7 @@ class Launch:
             "own_disk": self._own_disk,
             "python": {
                 "host": self._python.executable,
-                "overlay": self.overlay_python,
+                "overlay": f"{OVERLAY}/bin/python",
                 "base": self._python.base_executable,
             },
         }
@@ -269,7 +268,13 @@ class Launch:
         shown: list[Mount] = [*system_binds(), *self._python.binds()]
         environments = list(filter(hidden_paths.is_environment, self._spec.readable))
         asked_for = [os.path.normpath(p) for p in self._spec.readable if p not in environments]
-        shown = [*hidden_paths.uncovered(shown, asked_for)]
+        # No covers in folders that the user asked for by name.
+        shown = [
+            mount
+            for mount in shown
+            if not isinstance(mount, Cover)
+            or not any(hidden_paths.contains(folder, mount.target) for folder in asked_for)
+        ]
         shown += [self._readable(path) for path in self._spec.readable]
         for path in environments:
             shown += hidden_paths.covers(os.path.realpath(path), path, is_prefix=True)
@@ -278,7 +283,7 @@ class Launch:
             for secret in (data_dir(), runtime_dir())
             for target in _appearances(shown, secret)
         ]
-        self.overlay_python = overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
+        overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
         own = [
             Bind(str(self._folders.workspace), WORKSPACE, writable=True),
             Bind(str(self._folders.home), HOME, writable=True),

@@ -6,6 +6,7 @@ asks the user's manager, root the system's. The scope ends with the jail.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -79,12 +80,10 @@ def _can_limit() -> bool:
     """Whether version 2 has what it takes here; with version 1 managers of users can limit
     nothing."""
     root = unified_folder("/")
-    try:
-        return root is not None and bool(
-            {"memory", "pids"} & set((root / "cgroup.controllers").read_text().split())
-        )
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        found = (root / "cgroup.controllers").read_text().split() if root else []
+        return bool({"memory", "pids"} & set(found))
+    return False
 
 
 def _bus() -> Path | None:
@@ -149,7 +148,6 @@ def _folder(pid: int, unit: str) -> Path | None:
 
 
 def _limited(file: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return not file.read_text().startswith("max")
-    except OSError:
-        return False
+    return False
