@@ -44,10 +44,6 @@ class RequestError(Exception):
         super().__init__(message)
         self.name = name
 
-    @classmethod
-    def of(cls, error: OSError) -> RequestError:
-        return cls(errno.errorcode.get(error.errno or 0, "EIO"), error.strerror or str(error))
-
 
 class RequestConnection:
     """One request of the host's and the command that it started."""
@@ -101,7 +97,7 @@ class Child:
 
 
 class ProcessOne:
-    """The server. ``run`` never returns.
+    """The server, on a loop that never ends.
 
     Everything else in the sandbox is hostile and may have the same uid. This process is therefore
     not dumpable (no ptrace, no /proc/1/mem or fd), and hands nothing of its own to a child.
@@ -115,6 +111,8 @@ class ProcessOne:
         self.loop.on_error = self._log_error
         self.children: dict[int, Child] = {}
         self.environ = environ
+        self.prepare: Callable[[], object] | None = None
+        """Runs in each command's process, just before its program."""
         self.attached = 0
         self.stopping = ("", "")
         self._lease = lease
@@ -131,9 +129,6 @@ class ProcessOne:
         }
         process_control(_PR_SET_DUMPABLE, 0)
         self.loop.watch_children(self.reap)
-
-    def run(self) -> None:
-        self.loop.run()
 
     # --- the lease
 
@@ -234,15 +229,21 @@ class ProcessOne:
         try:
             pid = self.start(child, request, streams)
         except OSError as error:
-            raise RequestError.of(error) from None
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise RequestError(name, error.strerror or str(error)) from None
         self.children[pid] = child
         return pid
 
     def start(self, child: Child, request: dict[str, Any], streams: Sequence[int]) -> int:
         """Start the command of a request, and return its pid."""
-        terminal = bool(request.get("tty"))
-        env = self.environment(request)
-        return start.start(request["argv"], env, request["cwd"], streams, terminal=terminal)
+        return start.start(
+            request["argv"],
+            self.environment(request),
+            request["cwd"],
+            streams,
+            terminal=bool(request.get("tty")),
+            prepare=self.prepare,
+        )
 
     def environment(self, request: dict[str, Any]) -> dict[str, str]:
         return {**self.environ, "PWD": request["cwd"], **request.get("env", {})}

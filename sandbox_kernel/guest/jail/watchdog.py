@@ -11,6 +11,7 @@ import os
 import signal
 import time
 
+from ..commands.start import running_pids
 from .disk_usage import MeasuredFolders
 
 TYPE_CHECKING = False
@@ -53,19 +54,10 @@ class Process:
 
 def processes() -> list[Process]:
     """All processes of the jail except process 1 and zombies."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            text = _read(f"/proc/{name}/stat")
-            if text:
-                process = Process(text)
-                if process.state not in "ZX":
-                    found.append(process)
-    return found
-
-
-def _pids() -> list[int]:
-    return [process.pid for process in processes()]
+    numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    texts = [_read(f"/proc/{number}/stat") for number in numbers]
+    found = [Process(text) for text in texts if text]
+    return [process for process in found if process.state not in "ZX"]
 
 
 def memory_in_use(found: list[Process]) -> int:
@@ -89,25 +81,15 @@ def memory_exactly(found: list[Process]) -> tuple[int, dict[int, int]]:
 
 
 def _memory_of_folders() -> int:
-    total = 0
-    for folder in MEMORY_FOLDERS:
-        try:
-            space = os.statvfs(folder)
-        except OSError:
-            continue
-        total += (space.f_blocks - space.f_bfree) * space.f_frsize
-    return total
+    spaces = [os.statvfs(folder) for folder in MEMORY_FOLDERS]
+    return sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in spaces)
 
 
 def _unattached_segments() -> int:
     """System V shared memory that no process has mapped. (A mapped segment counts for the
     processes that map it.)"""
-    total = 0
-    for line in _read("/proc/sysvipc/shm").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 14 and fields[6] == "0":
-            total += int(fields[14])
-    return total
+    segments = map(str.split, _read("/proc/sysvipc/shm").splitlines()[1:])
+    return sum(int(fields[14]) for fields in segments if len(fields) > 14 and fields[6] == "0")
 
 
 def proportional(process: Process) -> tuple[int, int]:
@@ -140,15 +122,13 @@ def _mapped_from_folders(process: Process) -> int:
 def _read(path: str) -> str:
     """The first bytes of a small file; empty if its process has ended or is not dumpable."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(fd, 8192).decode(errors="replace")
+        finally:
+            os.close(fd)
     except OSError:
         return ""
-    try:
-        return os.read(fd, 8192).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def _mib(size: int) -> str:
@@ -166,7 +146,7 @@ class Watch:
         self,
         *,
         memory: int | None,
-        process_limit: int | None,
+        processes: int | None,
         disk: int | None,
         folders: list[str],
         cpus: int,
@@ -174,9 +154,9 @@ class Watch:
         is_main: Callable[[int], bool],
     ) -> None:
         self._memory = memory
-        self._process_limit = process_limit
+        self._process_limit = processes
         self._disk = disk
-        self._folders = MeasuredFolders(folders, disk, _pids) if disk else None
+        self._folders = MeasuredFolders(folders, disk, running_pids) if disk else None
         self._cpus = cpus
         self._report = report
         self._is_main = is_main
