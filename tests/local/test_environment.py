@@ -14,7 +14,7 @@ import pytest
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.paths import data_dir
-from sandbox_kernel.sandboxes.local import bubblewrap, environment, identity
+from sandbox_kernel.sandboxes.local import bubblewrap, environment, system_mounts
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment, describe
 from sandbox_kernel.sandboxes.local.mounts import Bind, Symlink
 from sandbox_kernel.sandboxes.local.overlay_venv import overlay_venv
@@ -330,7 +330,7 @@ answer([subprocess.run(["sh", "-c", "ls / | wc -l"], capture_output=True).return
 
 def test_the_jail_has_its_own_accounts_and_hosts(here: Jails, tmp_path: Path) -> None:
     """The user is `sandbox` with a home, and the host's name leads to itself."""
-    binds = identity.write_identity(tmp_path / "identity", "jail")
+    binds = system_mounts.write_identity(tmp_path / "identity", "jail")
     found = here.answer(
         """
 import getpass, grp, pwd, socket

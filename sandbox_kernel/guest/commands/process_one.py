@@ -52,14 +52,7 @@ class RequestConnection:
         self.served = False
         self.pid = 0
         self.hung_up = False
-        self._received = b""
-
-    def lines(self, data: bytes) -> list[bytes]:
-        """The complete lines, with ``data`` at their end. ValueError for one without an end."""
-        *complete, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > MAX_REQUEST:
-            raise ValueError(f"a request of more than {MAX_REQUEST} bytes")
-        return complete
+        self.received = b""
 
     def answer(self, **message: Any) -> None:
         """Send one line. A host that does not take it has hung up."""
@@ -152,10 +145,9 @@ class ProcessOne:
     # --- requests
 
     def take(self, connection: RequestConnection, data: bytes) -> bool:
-        """Serve the requests that ``data`` completes. False if it cannot be one."""
-        try:
-            lines = connection.lines(data)
-        except ValueError:
+        """Serve the requests that ``data`` completes. False if one is too long."""
+        *lines, connection.received = (connection.received + data).split(b"\n")
+        if len(connection.received) > MAX_REQUEST:
             return False
         for line in lines:
             try:

@@ -95,10 +95,6 @@ class MeasuredFolders:
         return self._walk is not None
 
     def _steps(self) -> Generator[None, None, None]:
-        yield from self._entries()
-        yield from self._deleted()
-
-    def _entries(self) -> Generator[None, None, None]:
         seen: set[int] = set()
         pending = list(self._roots)
         changed: list[tuple[str, int]] = []
@@ -125,6 +121,7 @@ class MeasuredFolders:
                 # It may have been moved or deleted in the meantime.
                 with contextlib.suppress(OSError), _reached(path) as (base, name):
                     os.chmod(name, mode, dir_fd=base)
+        yield from self._deleted()
 
     def _count(
         self, entry: os.DirEntry[str], path: str, pending: list[str], seen: set[int]
@@ -143,58 +140,48 @@ class MeasuredFolders:
 
     def _deleted(self) -> Generator[None, None, None]:
         """Deleted files that are open or mapped use space, too. Those of a process that is not
-        dumpable cannot be seen."""
+        dumpable cannot be seen. Of a file that is only mapped, just the end of the mapping is
+        known."""
         devices = {os.stat(root).st_dev for root in self._roots}
         seen: set[tuple[int, int]] = set()
         for pid in self._pids():
-            yield from self._deleted_open(pid, devices, seen)
+            try:
+                places = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+            except OSError:
+                continue  # it has ended, or hides
+            for place in places:
+                yield
+                try:
+                    found = os.stat(place)
+                except OSError:
+                    continue
+                key = (found.st_dev, found.st_ino)
+                if not found.st_nlink and found.st_dev in devices and key not in seen:
+                    seen.add(key)
+                    self._counted += found.st_blocks * 512
         mapped: dict[str, int] = {}
         for pid in self._pids():
-            yield from self._deleted_mapped(pid, devices, seen, mapped)
-
-    def _deleted_open(
-        self, pid: int, devices: set[int], seen: set[tuple[int, int]]
-    ) -> Generator[None, None, None]:
-        folder = f"/proc/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            return  # it has ended, or hides
-        for name in names:
-            yield
             try:
-                found = os.stat(f"{folder}/{name}")
-            except OSError:
-                continue
-            key = (found.st_dev, found.st_ino)
-            if not found.st_nlink and found.st_dev in devices and key not in seen:
-                seen.add(key)
-                self._counted += found.st_blocks * 512
+                with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+                    for line in lines:
+                        yield
+                        if line.endswith(" (deleted)\n"):
+                            self._count_mapped(line, devices, seen, mapped)
+            except (OSError, ValueError):
+                pass  # it has ended, or hides
 
-    def _deleted_mapped(
-        self, pid: int, devices: set[int], seen: set[tuple[int, int]], mapped: dict[str, int]
-    ) -> Generator[None, None, None]:
-        """Of a file that is only mapped, just the end of the mapping is known."""
-        try:
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    yield
-                    if not line.endswith(" (deleted)\n"):
-                        continue
-                    addresses, _, offset, device, inode, path = line.split(None, 5)
-                    major, minor = (int(part, 16) for part in device.split(":"))
-                    # btrfs shows another device here than stat() does; then the path tells.
-                    ours = os.makedev(major, minor) in devices or path.startswith(
-                        tuple(f"{root}/" for root in self._roots)
-                    )
-                    if not ours or (os.makedev(major, minor), int(inode)) in seen:
-                        continue
-                    start, end = (int(part, 16) for part in addresses.split("-"))
-                    key, size = f"{device} {inode}", int(offset, 16) + end - start
-                    self._counted += max(0, size - mapped.get(key, 0))
-                    mapped[key] = max(size, mapped.get(key, 0))
-        except (OSError, ValueError):
-            return  # it has ended, or hides
+    def _count_mapped(
+        self, line: str, devices: set[int], seen: set[tuple[int, int]], mapped: dict[str, int]
+    ) -> None:
+        addresses, _, offset, device, inode, path = line.split(None, 5)
+        number = os.makedev(*(int(part, 16) for part in device.split(":")))
+        # btrfs shows another device here than stat() does; then the path tells.
+        ours = number in devices or path.startswith(tuple(f"{root}/" for root in self._roots))
+        if ours and (number, int(inode)) not in seen:
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            key, size = f"{device} {inode}", int(offset, 16) + end - start
+            self._counted += max(0, size - mapped.get(key, 0))
+            mapped[key] = max(size, mapped.get(key, 0))
 
 
 def _open(path: str, changed: list[tuple[str, int]]) -> int:

@@ -6,6 +6,7 @@ It starts nothing. Limits on memory, CPU and processes, and the folders to show,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -19,7 +20,6 @@ from pathlib import Path
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.host_programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local import seccomp
-from sandbox_kernel.sandboxes.local.identity import GID, UID
 from sandbox_kernel.sandboxes.local.mounts import (
     OWN_LINKS,
     Bind,
@@ -28,7 +28,7 @@ from sandbox_kernel.sandboxes.local.mounts import (
     Symlink,
     mounts_in_order,
 )
-from sandbox_kernel.sandboxes.local.system_mounts import system_binds
+from sandbox_kernel.sandboxes.local.system_mounts import GID, UID, system_binds
 
 MINIMUM_VERSION = (0, 8, 0)
 """The first with ``--disable-userns``."""
@@ -229,12 +229,12 @@ def why_not() -> str | None:
         program = seccomp.program()
     except SandboxUnavailable as error:
         return str(error)
-    with tempfile.TemporaryFile() as filter_file, tempfile.TemporaryFile() as go:
-        filter_file.write(program)
-        filter_file.seek(0)
-        go.write(b"\n")
-        go.seek(0)
-        info = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        for file, content in zip(files, (program, b"\n", b""), strict=True):
+            file.write(content)
+            file.seek(0)
+        seccomp_fd, block_fd, info_fd = fds = [file.fileno() for file in files]
         try:
             ran = subprocess.run(
                 jail_command(
@@ -243,12 +243,12 @@ def why_not() -> str | None:
                     hostname="probe",
                     tmp_bytes=2**20,
                     env={"PATH": "/usr/bin:/bin"},
-                    seccomp_fd=filter_file.fileno(),
-                    info_fd=info,
-                    block_fd=go.fileno(),
+                    seccomp_fd=seccomp_fd,
+                    info_fd=info_fd,
+                    block_fd=block_fd,
                     argv=["sh", "-c", "exit 0"],
                 ),
-                pass_fds=(filter_file.fileno(), info, go.fileno()),
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env={},
@@ -259,8 +259,6 @@ def why_not() -> str | None:
             return f"{bwrap.path} did not make a jail within {_PROBE_TIMEOUT:g} s."
         except OSError as error:
             return f"{bwrap.path} cannot be run: {error}."
-        finally:
-            os.close(info)
     if ran.returncode == 0:
         return None
     return explain(ran.stderr.decode(errors="replace"), bwrap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ _PREFIX = "sandbox-kernel-"
 _REMOVE_TIMEOUT = 3.0
 _SWEEP_AGE = 60.0
 _CONTROLLERS = ("memory", "pids", "cpu")
+_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes", "io.weight")
+"""There may be no swap accounting, and no io controller or no scheduler that weighs."""
 
 
 @dataclass(frozen=True)
@@ -120,31 +122,16 @@ def sweep_cgroups(known: set[str]) -> None:
 
 
 def _create_v2(sandbox_id: str, limits: Limits) -> Cgroup | None:
+    settings = _settings(2, limits)
     for parent in _v2_parents():
         folder = parent / f"{_PREFIX}{sandbox_id}"
-        try:
+        with contextlib.suppress(OSError):
             enabled = _enable_v2(parent)
-            if not {"memory", "pids"} & set(enabled):
-                continue
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            if "memory" in enabled:
-                _write(folder, "memory.max", limits.memory)
-                with contextlib.suppress(OSError):  # no swap accounting
-                    _write(folder, "memory.swap.max", 0)
-            if "pids" in enabled:
-                _write(folder, "pids.max", limits.processes)
-            if "cpu" in enabled and limits.cpus:
-                _write(folder, "cpu.max", f"{_quota(limits.cpus)} {CPU_PERIOD_US}")
+            files = {file: value for name in enabled for file, value in settings[name].items()}
             # memory.oom.group stays off: it would end the agent with the process that is too big.
-            with contextlib.suppress(OSError):  # no io controller, or no scheduler that weighs
-                _write(folder, "io.weight", IO_WEIGHT)
-        except OSError:
-            _rmdir(str(folder))
-            continue
-        return Cgroup(2, dict.fromkeys(enabled, str(folder)))
+            files["io.weight"] = IO_WEIGHT
+            if {"memory", "pids"} & set(enabled) and _make(folder, files):
+                return Cgroup(2, dict.fromkeys(enabled, str(folder)))
     return None
 
 
@@ -164,31 +151,38 @@ def _create_v1(sandbox_id: str, limits: Limits) -> Cgroup | None:
     folders = {}
     for name, parent in _v1_parents():
         folder = parent / f"{_PREFIX}{sandbox_id}"
-        if name == "cpu" and not limits.cpus:
-            continue
-        try:
-            folder.mkdir(exist_ok=True)  # two controllers may share a tree
-        except OSError:
-            continue
-        try:
-            if name == "memory":
-                _write(folder, "memory.limit_in_bytes", limits.memory)
-                with contextlib.suppress(OSError):  # no swap accounting
-                    _write(folder, "memory.memsw.limit_in_bytes", limits.memory)
-            elif name == "pids":
-                _write(folder, "pids.max", limits.processes)
-            elif limits.cpus:
-                _write(folder, "cpu.cfs_period_us", CPU_PERIOD_US)
-                _write(folder, "cpu.cfs_quota_us", _quota(limits.cpus))
-        except OSError:
-            _rmdir(str(folder))
-            continue
-        folders[name] = str(folder)
+        files = _settings(1, limits)[name]
+        if files and _make(folder, files):
+            folders[name] = str(folder)
     return Cgroup(1, folders) if folders else None
 
 
-def _quota(cpus: float) -> int:
-    return max(1000, int(cpus * CPU_PERIOD_US))
+def _settings(version: int, limits: Limits) -> dict[str, dict[str, int | str]]:
+    """Controller -> file -> what to write there."""
+    size, quota = limits.memory, max(1000, int((limits.cpus or 0) * CPU_PERIOD_US))
+    memory: dict[str, int | str] = {"memory.max": size, "memory.swap.max": 0}
+    cpu: dict[str, int | str] = {"cpu.max": f"{quota} {CPU_PERIOD_US}"}
+    if version == 1:
+        memory = {"memory.limit_in_bytes": size, "memory.memsw.limit_in_bytes": size}
+        cpu = {"cpu.cfs_period_us": CPU_PERIOD_US, "cpu.cfs_quota_us": quota}
+    pids: dict[str, int | str] = {"pids.max": limits.processes}
+    return {"memory": memory, "pids": pids, "cpu": cpu if limits.cpus else {}}
+
+
+def _make(folder: Path, files: Mapping[str, int | str]) -> bool:
+    """Make a cgroup with these settings. False, and there is none, if that is not allowed."""
+    try:
+        folder.mkdir(exist_ok=True)  # two controllers of version 1 may share a tree
+        for file, value in files.items():
+            try:
+                _write(folder, file, value)
+            except OSError:
+                if file not in _OPTIONAL:
+                    raise
+    except OSError:
+        _rmdir(str(folder))
+        return False
+    return True
 
 
 def _v2_parents() -> Iterator[Path]:

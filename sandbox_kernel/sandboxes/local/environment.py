@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,61 +133,44 @@ class PythonEnvironment:
                     f"{folder} holds {reason}. Make a virtual environment in a folder of its own "
                     f"and name its interpreter as `python`."
                 )
-        view = _View()
+        needed: dict[str, None] = {}
+        links: dict[str, Symlink] = {}
+        binds: dict[str, Bind] = {}
         for path in (
             *(self.base_prefix, self.prefix, *self.site_packages, self.user_site),
             *(*self.extra_paths, *self.editable_paths, self.pip_wheel),
             *(self.base_executable, self.executable),
         ):
-            if path:
-                view.show(path)
-        for path in (*self.extra_paths, *self.editable_paths):
-            view.cover(path, is_prefix=False)
-        for path in (self.base_prefix, self.prefix):
-            view.cover(path, is_prefix=True)
-        return view.mounts()
-
-
-class _View:
-    """Collects what to show so that paths lead to the same places in the jail."""
-
-    def __init__(self) -> None:
-        self._real: dict[str, Bind] = {}
-        self._links: dict[str, Symlink] = {}
-        self._needed: dict[str, None] = {}
-        self._covers: dict[str, Cover] = {}
-
-    def show(self, path: str) -> None:
-        """Show what is at ``path``, if it still exists."""
-        links, real = follow_links(path, read_link)
-        if not os.path.exists(real):
-            return
-        self._links.update((link.target, link) for link in links)
-        self._needed[real] = None
-        if not self._shown(real):
-            self._real[real] = Bind(real, real)
-
-    def cover(self, path: str, *, is_prefix: bool) -> None:
-        """Cover what must stay hidden in a folder that is shown."""
-        found = covers(os.path.realpath(path), is_prefix=is_prefix)
-        self._covers.update((cover.target, cover) for cover in found)
-
-    def mounts(self) -> list[Mount]:
-        laid = [cover for cover in self._covers.values() if cover.target not in self._needed]
+            way, real = follow_links(path, read_link) if path else ([], "")
+            if os.path.exists(real):
+                links.update((link.target, link) for link in way)
+                needed[real] = None
+                if not _is_in(binds, real):
+                    binds[real] = Bind(real, real)
+        hidden: dict[str, Cover] = {}
+        for folders, is_prefix in (
+            ((*self.extra_paths, *self.editable_paths), False),
+            ((self.base_prefix, self.prefix), True),
+        ):
+            for folder in folders:
+                found = covers(os.path.realpath(folder), is_prefix=is_prefix)
+                hidden.update(
+                    (cover.target, cover) for cover in found if cover.target not in needed
+                )
         # An environment in a hidden folder of a project, for example.
-        on_top = [p for p in self._needed if any(contains(c.target, p) for c in laid)]
-        binds = {**self._real, **{path: Bind(path, path) for path in on_top}}
+        on_top = [path for path in needed if _is_in(hidden, path)]
+        # A link inside a shown folder is there already.
+        missing = [
+            link
+            for target, link in links.items()
+            if not _is_in(on_top if _is_in(hidden, target) else binds, target)
+        ]
+        binds.update((path, Bind(path, path)) for path in on_top)
+        return [*missing, *binds.values(), *hidden.values()]
 
-        def there(path: str) -> bool:
-            """Whether a link inside a shown folder is there already."""
-            covered = any(contains(cover.target, path) for cover in laid)
-            return any(contains(f, path) for f in on_top) if covered else self._shown(path)
 
-        links = [link for link in self._links.values() if not there(link.target)]
-        return [*links, *binds.values(), *laid]
-
-    def _shown(self, path: str) -> bool:
-        return any(contains(folder, path) for folder in self._real)
+def _is_in(folders: Iterable[str], path: str) -> bool:
+    return any(contains(folder, path) for folder in folders)
 
 
 def on_the_way(python: str) -> list[str]:
@@ -268,7 +252,7 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
 
     def others(paths: list[str]) -> tuple[str, ...]:
         """Those that lie elsewhere, without what would show the home folder or more."""
-        apart = (path for path in paths if not any(contains(folder, path) for folder in known))
+        apart = (path for path in paths if not _is_in(known, path))
         return tuple(path for path in apart if os.path.exists(path) and not exposes(path))
 
     return PythonEnvironment(

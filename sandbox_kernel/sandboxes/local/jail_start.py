@@ -28,22 +28,24 @@ from sandbox_kernel.sandboxes.local import (
     bubblewrap,
     disk_image,
     hidden_paths,
-    identity,
-    pip_stub,
-    proc_views,
     seccomp,
     systemd_scope,
 )
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.guest_copy import compiled_guest
-from sandbox_kernel.sandboxes.local.identity import HOME
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
 from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount
-from sandbox_kernel.sandboxes.local.overlay_venv import overlay_venv
-from sandbox_kernel.sandboxes.local.system_mounts import system_binds
+from sandbox_kernel.sandboxes.local.overlay_venv import PIP_VARIABLES, overlay_venv
+from sandbox_kernel.sandboxes.local.system_mounts import (
+    HOME,
+    USER,
+    system_binds,
+    write_identity,
+    write_size,
+)
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -120,7 +122,7 @@ class Launch:
         # Chosen from outside, or it would be no limit.
         refuse = () if self._cpus is None else ("sched_setaffinity",)
         program = self._memory_file(seccomp.program(refuse=refuse))
-        meminfo, shown = proc_views.write(self._folders.runtime, self._limits.memory, self._cpus)
+        meminfo, shown = write_size(self._folders.runtime, self._limits.memory, self._cpus)
         given = (listener, config_read, log, state, self._open(meminfo))
         command = bubblewrap.jail_command(
             bubblewrap.find(),
@@ -289,7 +291,7 @@ class Launch:
             Bind(str(self._folders.home), HOME, writable=True),
             Bind(str(self._guest), _GUEST_FOLDER),
         ]
-        return [*shown, *hidden, *identity.write_identity(self._folders.etc), *own]
+        return [*shown, *hidden, *write_identity(self._folders.etc), *own]
 
     def _readable(self, path: str) -> Bind:
         real = os.path.realpath(path)
@@ -312,8 +314,8 @@ class Launch:
             language = "C.UTF-8"
         env = {
             "HOME": HOME,
-            "USER": identity.USER,
-            "LOGNAME": identity.USER,
+            "USER": USER,
+            "LOGNAME": USER,
             "SHELL": "/bin/sh",
             "PATH": ":".join(dict.fromkeys(path)),
             "LANG": language,
@@ -322,7 +324,7 @@ class Launch:
             "TMPDIR": "/tmp",  # noqa: S108  (a path inside the sandbox)
             "VIRTUAL_ENV": OVERLAY,
             "XDG_CACHE_HOME": f"{HOME}/.cache",
-            **pip_stub.VARIABLES,
+            **PIP_VARIABLES,
             **python.variables(),
         }
         if "TZ" in os.environ:
