@@ -151,21 +151,17 @@ class ProcessOne:
             return False
         for line in lines:
             try:
-                self._serve(connection, json.loads(line))
+                request = json.loads(line)
+                served, connection.served = connection.served, True
+                serve = self.follow_up if served else self.kinds.get(request["kind"])
+                if serve is None:
+                    raise RequestError("EINVAL", f"unknown kind {request['kind']!r}")
+                serve(connection, request)
             except RequestError as error:
                 connection.answer(error=error.name, message=str(error))
             except Exception as error:  # noqa: BLE001  (no request may end the sandbox)
                 connection.answer(error="EINVAL", message=f"not a request: {error!r}")
         return True
-
-    def _serve(self, connection: RequestConnection, request: dict[str, Any]) -> None:
-        if connection.served:
-            return self.follow_up(connection, request)
-        connection.served = True
-        kind = self.kinds.get(request["kind"])
-        if kind is None:
-            raise RequestError("EINVAL", f"unknown kind {request['kind']!r}")
-        kind(connection, request)
 
     def follow_up(self, connection: RequestConnection, request: dict[str, Any]) -> None:
         start.signal_group(connection.pid, int(request["signal"]))

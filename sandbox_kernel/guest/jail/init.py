@@ -57,24 +57,11 @@ class SocketConnection(RequestConnection):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
         self.sock = sock
-        self._fds: list[int] = []
+        self.fds: list[int] = []
+        """Those that came with the request."""
         self._terminal: tuple[int, ...] = ()
 
-    def receive(self) -> bytes:
-        """The next bytes; empty at the end of the connection. BlockingIOError if none are there."""
-        try:
-            data, fds = receive_with_descriptors(self.sock, 65536, 3)
-        except BlockingIOError:
-            raise
-        except OSError:
-            return b""
-        self._fds += fds
-        return data
-
-    def answer(self, **message: Any) -> None:
-        self._send(message)
-
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def answer(self, fds: Sequence[int] = (), /, **message: Any) -> None:
         try:
             send_with_descriptors(self.sock, json.dumps(message).encode() + b"\n", fds)
         except OSError:
@@ -84,16 +71,16 @@ class SocketConnection(RequestConnection):
         if request.get("tty"):
             self._terminal = start.open_terminal(*request["tty"])
             return self._terminal[1:] * 3
-        if len(self._fds) not in (2, 3):
+        if len(self.fds) not in (2, 3):
             raise RequestError("EINVAL", "an exec needs its stdin, stdout and stderr")
-        return [*self._fds, log][:3]
+        return [*self.fds, log][:3]
 
     def started(self, pid: int) -> None:
-        self._send({"pid": pid}, self._terminal[:1])
+        self.answer(self._terminal[:1], pid=pid)
 
     def release(self) -> None:
-        close_all((*self._fds, *self._terminal))
-        self._fds, self._terminal = [], ()
+        close_all((*self.fds, *self._terminal))
+        self.fds, self._terminal = [], ()
 
     def close(self) -> None:
         self.sock.close()
@@ -128,7 +115,6 @@ class JailInit(ProcessOne):
         self.loop.add_reader(listen_fd, self._accept)
         watch = Watch(
             **config["watch"],
-            cpus=os.cpu_count() or 1,
             report=self._record,
             is_main=lambda pid: pid in self.children and self.children[pid].main,
         )
@@ -165,9 +151,12 @@ class JailInit(ProcessOne):
 
     def _readable(self, connection: SocketConnection) -> None:
         try:
-            data = connection.receive()
+            data, fds = receive_with_descriptors(connection.sock, 65536, 3)
         except BlockingIOError:
             return
+        except OSError:
+            data, fds = b"", []
+        connection.fds += fds
         alive = self.take(connection, data) and bool(data)
         if connection.served or not alive:
             connection.release()

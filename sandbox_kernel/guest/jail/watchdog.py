@@ -149,7 +149,6 @@ class Watch:
         processes: int | None,
         disk: int | None,
         folders: list[str],
-        cpus: int,
         report: Callable[[dict[str, Any]], None],
         is_main: Callable[[int], bool],
     ) -> None:
@@ -157,7 +156,7 @@ class Watch:
         self._process_limit = processes
         self._disk = disk
         self._folders = MeasuredFolders(folders, disk, running_pids) if disk else None
-        self._cpus = cpus
+        self._cpus = os.cpu_count() or 1
         self._report = report
         self._is_main = is_main
         self._killed: dict[tuple[int, int], float] = {}
@@ -208,26 +207,22 @@ class Watch:
         used = memory_in_use(found)
         if used > limit:
             used, sizes = memory_exactly(found)
-            self._stop_hogs(found, sizes, used, limit, ending)
+            excess = used - limit
+            if ending:
+                # Memory that is being freed may be in-memory files, but no mapping of another
+                # process.
+                excess -= _memory_of_folders()
+            # The largest, as many at once as it takes: while one dies, the others would grow.
+            for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):
+                if excess <= 0:
+                    break
+                text = f"out of memory: {process.name!r} used {_mib(process.rss)} of {_mib(limit)}"
+                if used - process.rss > limit // 10:
+                    text += f" ({_mib(used)} in the whole sandbox)"
+                self._kill("memory", process, process.rss, limit, text)
+                excess -= max(sizes[process.pid], PAGE)
         headroom = (limit - used) / (MEMORY_RATE * self._cpus)
         return min(max(headroom, SHORTEST), LONGEST)
-
-    def _stop_hogs(
-        self, found: list[Process], sizes: dict[int, int], used: int, limit: int, ending: bool
-    ) -> None:
-        """Kill the largest, as many at once as it takes: while one dies, the others would grow."""
-        excess = used - limit
-        if ending:
-            # Memory that is being freed may be in-memory files, but no mapping of another process.
-            excess -= _memory_of_folders()
-        for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):
-            if excess <= 0:
-                break
-            text = f"out of memory: {process.name!r} used {_mib(process.rss)} of {_mib(limit)}"
-            if used - process.rss > limit // 10:
-                text += f" ({_mib(used)} in the whole sandbox)"
-            self._kill("memory", process, process.rss, limit, text)
-            excess -= max(sizes[process.pid], PAGE)
 
     def _check_processes(self, limit: int) -> None:
         for _ in range(FORK_BOMB_PASSES):

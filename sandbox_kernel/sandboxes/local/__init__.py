@@ -17,7 +17,6 @@ cgroup         cgroups of our own; systemd_scope asks systemd for one
 disk_image     a file system for a jail's files
 seccomp        its system call filter; syscalls lists the calls
 usage          memory, processes and CPU time, measured from outside
-doctor         lines for ``sandbox-kernel doctor``
 """
 
 from sandbox_kernel.sandboxes.local.client import LocalClient

@@ -23,7 +23,7 @@ from sandbox_kernel.sandboxes.controlled_stream import (
     ControlledStream,
     check_started,
 )
-from sandbox_kernel.sandboxes.local import doctor, jail_state
+from sandbox_kernel.sandboxes.local import jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
@@ -66,7 +66,13 @@ class LocalHandle(RecordedHandle):
     def __init__(self, record: Record) -> None:
         super().__init__(record)
         self._folders = JailFolders.from_json(record.data["folders"])
-        self.weaknesses = doctor.weaknesses(record.data.get("limits", {}))
+        limits = record.data.get("limits", {})
+        coarse = [name for name in ("memory_mib", "processes") if "watch" in limits.get(name, "")]
+        if coarse:
+            self.weaknesses = (
+                f"no cgroup can be made here, so a watch enforces {' and '.join(coarse)}, and sees "
+                f"an excess after the fact; `sandbox-kernel doctor` says how to get one.",
+            )
 
     # --- commands
 

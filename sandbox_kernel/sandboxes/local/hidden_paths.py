@@ -123,12 +123,12 @@ def _belonging(program: str) -> list[str]:
         return [prefix]
     if reason or not _is_release(prefix):
         return [program]
-    settings = [f"etc/{name}" for name in _names(f"{prefix}/etc")]
-    if all(_is_setting(os.path.basename(path)) for path in settings):
+    settings = _names(f"{prefix}/etc")
+    kept = [f"etc/{name}" for name in settings if _is_setting(name)]
+    if len(kept) == len(settings):
         return [prefix]
     names = [name for name in _names(prefix) if name != "etc"]
-    names += [path for path in settings if _is_setting(os.path.basename(path))]
-    return [os.path.join(prefix, name) for name in names]
+    return [os.path.join(prefix, name) for name in (*names, *kept)]
 
 
 def _is_release(folder: str) -> bool:

@@ -56,7 +56,6 @@ AGENT_FOLDER = "/run/sandbox-kernel"
 GUEST_ROOT = "/opt/sandbox-kernel"
 _GUEST_FOLDER = f"{GUEST_ROOT}/{guest_program.PACKAGE}"
 _MAX_INFO = 64 * 1024
-F_SETPIPE_SZ = 1031
 _GIVE_UP_TIMEOUT = 5.0
 
 
@@ -116,7 +115,7 @@ class Launch:
         log = self._open(self._folders.log, os.O_APPEND)
         state = self._open(self._folders.state)
         config_read, self._config = self._pipe()
-        fcntl.fcntl(self._config, F_SETPIPE_SZ, 4 * MAX_ENV)
+        fcntl.fcntl(self._config, fcntl.F_SETPIPE_SZ, 4 * MAX_ENV)
         block_read, self._block = self._pipe()
         self._info, info_write = self._pipe()
         # Chosen from outside, or it would be no limit.

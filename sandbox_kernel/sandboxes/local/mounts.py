@@ -64,9 +64,14 @@ def mounts_in_order(binds: Sequence[Mount]) -> list[Mount]:
             )
         if isinstance(mount, Symlink):
             parent, name = os.path.split(mount.target)
-            target = _checked(os.path.join(follow_links(parent, read)[1], name))
+            target = os.path.join(follow_links(parent, read)[1], name)
         else:
-            target = _checked(follow_links(mount.target, read)[1])
+            target = follow_links(mount.target, read)[1]
+        if target in _OWN_PLACES or target.split("/")[1] in ("proc", "dev"):
+            raise SpecError(
+                f"The host's {target} cannot be shown in the jail: the jail has a {target} of its "
+                f"own. Name the folders in it that are needed."
+            )
         mounts[target] = replace(mount, target=target)
     covered = [mount.target for mount in mounts.values() if isinstance(mount, Cover)]
 
@@ -76,15 +81,6 @@ def mounts_in_order(binds: Sequence[Mount]) -> list[Mount]:
         return not isinstance(mount, Symlink) or below, depth
 
     return sorted(mounts.values(), key=order)
-
-
-def _checked(target: str) -> str:
-    if target in _OWN_PLACES or target.split("/")[1] in ("proc", "dev"):
-        raise SpecError(
-            f"The host's {target} cannot be shown in the jail: the jail has a {target} of its own. "
-            f"Name the folders in it that are needed."
-        )
-    return target
 
 
 def follow_links(path: str, read: Callable[[str], str | None]) -> tuple[list[Symlink], str]:
