@@ -120,7 +120,7 @@ class ProcessOne:
             "spawn": self._spawn,
             "stop": self._stop_request,
         }
-        process_control(_PR_SET_DUMPABLE, 0)
+        start.process_control(_PR_SET_DUMPABLE, 0)
         self.loop.watch_children(self.reap)
 
     # --- the lease
@@ -342,11 +342,3 @@ def exit_words(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def process_control(option: int, value: int) -> None:
-    """prctl(2) with one argument."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")

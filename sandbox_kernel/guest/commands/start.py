@@ -188,6 +188,14 @@ def process_stat(pid: int) -> list[str]:
         return []
 
 
+def process_control(option: int, value: int) -> None:
+    """prctl(2) with one argument."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
 def open_log(path: str) -> int:
     """Open a log file for appending, cut to its last half if it is too long."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)

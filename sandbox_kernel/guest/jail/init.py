@@ -29,14 +29,7 @@ import time
 from ...wire.descriptors import close_all, receive_with_descriptors, send_with_descriptors
 from .. import landlock
 from ..commands import start
-from ..commands.process_one import (
-    MAX_REQUEST,
-    Child,
-    ProcessOne,
-    RequestConnection,
-    RequestError,
-    process_control,
-)
+from ..commands.process_one import MAX_REQUEST, Child, ProcessOne, RequestConnection, RequestError
 from .meminfo import MemoryView
 from .watchdog import LONGEST, Watch, memory_in_use, processes
 
@@ -106,7 +99,7 @@ class JailInit(ProcessOne):
         if layer >= 0:
             self.prepare = functools.partial(landlock.enter, layer)
         # Bubblewrap's process outside. Without it, nobody would wait for the jail's end.
-        process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
+        start.process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._state_fd = state_fd
         self._state: dict[str, Any] = {"events": [], "kills": {}, "ended": "", "reason": ""}
         self.kinds.update(info=self._info, lease=self._set_lease, clear=self._clear)

@@ -181,17 +181,8 @@ class Watch:
         except ProcessLookupError:
             return
         self._killed[process.pid, process.start] = time.monotonic()
-        self._report(
-            {
-                "kind": kind,
-                "pid": process.pid,
-                "name": process.name,
-                "used": used,
-                "limit": limit,
-                "text": text,
-                "time": time.time(),
-            }
-        )
+        event = {"kind": kind, "pid": process.pid, "name": process.name, "used": used}
+        self._report({**event, "limit": limit, "text": text, "time": time.time()})
 
     def _living(self) -> tuple[list[Process], bool]:
         """The processes that were not killed here, and whether a killed one is still ending: a

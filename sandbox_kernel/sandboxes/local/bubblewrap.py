@@ -20,14 +20,7 @@ from pathlib import Path
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.host_programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local import seccomp
-from sandbox_kernel.sandboxes.local.mounts import (
-    OWN_LINKS,
-    Bind,
-    Cover,
-    Mount,
-    Symlink,
-    mounts_in_order,
-)
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, mounts_in_order
 from sandbox_kernel.sandboxes.local.system_mounts import GID, UID, system_binds
 
 MINIMUM_VERSION = (0, 8, 0)
@@ -176,7 +169,7 @@ def jail_command(
     command += ["--dev", "/dev", *_tmpfs("/dev/shm", tmp_bytes, "1777")]  # noqa: S108
     command += _tmpfs("/tmp", tmp_bytes, "1777")  # noqa: S108
     command += _tmpfs("/run", _RUN_BYTES, "0755")
-    in_order = mounts_in_order([*OWN_LINKS, *binds])
+    in_order = mounts_in_order(binds)
     for mount in in_order:
         if isinstance(mount, Symlink):
             command += ["--symlink", mount.source, mount.target]

@@ -20,14 +20,7 @@ from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
-from sandbox_kernel.sandboxes.local.mounts import (
-    Bind,
-    Cover,
-    Mount,
-    Symlink,
-    follow_links,
-    read_link,
-)
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, follow_links
 
 _DESCRIBE_TIMEOUT = 20.0
 _MINIMUM_VERSION = (3, 9)
@@ -141,22 +134,19 @@ class PythonEnvironment:
             *(*self.extra_paths, *self.editable_paths, self.pip_wheel),
             *(self.base_executable, self.executable),
         ):
-            way, real = follow_links(path, read_link) if path else ([], "")
+            way, real = follow_links(path) if path else ([], "")
             if os.path.exists(real):
                 links.update((link.target, link) for link in way)
                 needed[real] = None
                 if not _is_in(binds, real):
                     binds[real] = Bind(real, real)
         hidden: dict[str, Cover] = {}
-        for folders, is_prefix in (
-            ((*self.extra_paths, *self.editable_paths), False),
-            ((self.base_prefix, self.prefix), True),
-        ):
-            for folder in folders:
-                found = covers(os.path.realpath(folder), is_prefix=is_prefix)
-                hidden.update(
-                    (cover.target, cover) for cover in found if cover.target not in needed
-                )
+        shown = dict.fromkeys((*self.extra_paths, *self.editable_paths), False)
+        shown.update({self.base_prefix: True, self.prefix: True})
+        for folder, is_prefix in shown.items():
+            for cover in covers(os.path.realpath(folder), is_prefix=is_prefix):
+                if cover.target not in needed:
+                    hidden[cover.target] = cover
         # An environment in a hidden folder of a project, for example.
         on_top = [path for path in needed if _is_in(hidden, path)]
         # A link inside a shown folder is there already.
@@ -176,7 +166,7 @@ def _is_in(folders: Iterable[str], path: str) -> bool:
 def on_the_way(python: str) -> list[str]:
     """The paths that decide which interpreter runs: its own, the links that it leads through, and
     the real one."""
-    links, real = follow_links(python, read_link)
+    links, real = follow_links(python)
     return [os.path.normpath(python), *(link.target for link in links), real]
 
 

@@ -23,16 +23,10 @@ from sandbox_kernel.sandboxes.controlled_stream import (
     ControlledStream,
     check_started,
 )
-from sandbox_kernel.sandboxes.local import jail_state
+from sandbox_kernel.sandboxes.local import jail_start, jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
-from sandbox_kernel.sandboxes.local.jail_start import (
-    AGENT_FOLDER,
-    WORKSPACE,
-    command_fields,
-    guest_command,
-)
 from sandbox_kernel.sandboxes.local.limits import MIB
 from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
@@ -59,8 +53,8 @@ class LocalHandle(RecordedHandle):
     """One jail, running or ended."""
 
     backend = "local"
-    agent_folder = AGENT_FOLDER
-    workdir = WORKSPACE
+    agent_folder = jail_start.AGENT_FOLDER
+    workdir = jail_start.WORKSPACE
     holds_lease = True
 
     def __init__(self, record: Record) -> None:
@@ -81,7 +75,7 @@ class LocalHandle(RecordedHandle):
         made, so its bytes take no way through another process, and a full pipe pushes back on its
         own."""
         terminal = command.tty is not None
-        message = {"kind": "exec", **command_fields(command)}
+        message = {"kind": "exec", **jail_start.command_fields(command)}
         if command.tty is not None:
             message["tty"] = list(command.tty)
         with stream_ends(duplex=command.duplex, terminal=terminal) as (theirs, ours):
@@ -116,11 +110,14 @@ class LocalHandle(RecordedHandle):
 
     async def spawn_command(self, command: Command) -> None:
         """As the surface says. The end of a ``main`` command is the end of the jail."""
-        message = {"kind": "spawn", **command_fields(command), "main": command.main}
+        message = {"kind": "spawn", **jail_start.command_fields(command), "main": command.main}
         check_started(await self._ask(message, START_TIMEOUT), command, self.name)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
-        return [*guest_command(self._record.data["python"]["base"], "__main__"), *arguments]
+        return [
+            *jail_start.guest_command(self._record.data["python"]["base"], "__main__"),
+            *arguments,
+        ]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
         python = self._record.data["python"]
@@ -193,7 +190,7 @@ class LocalHandle(RecordedHandle):
             state = await self._ask({"kind": "info"}, _INFO_TIMEOUT)
             detail["pid"] = init.pid if init else None
             if own_disk and init:
-                detail["workspace"] = f"/proc/{init.pid}/root{WORKSPACE}"
+                detail["workspace"] = f"/proc/{init.pid}/root{jail_start.WORKSPACE}"
             detail["processes"] = jail_state.number(state.get("processes"))
             detail["memory_mib"] = jail_state.number(state.get("memory")) // MIB
             detail["attached"] = jail_state.number(state.get("attached"))

@@ -24,16 +24,11 @@ from sandbox_kernel.host_processes import ProcessId, adopt, reap
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.local import (
-    bubblewrap,
-    disk_image,
-    hidden_paths,
-    seccomp,
-    systemd_scope,
-)
+from sandbox_kernel.sandboxes.local import bubblewrap, disk_image, seccomp, systemd_scope
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.guest_copy import compiled_guest
+from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, is_environment
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
@@ -266,19 +261,17 @@ class Launch:
     # --- what the jail sees ---
 
     def _binds(self) -> list[Mount]:
-        shown: list[Mount] = [*system_binds(), *self._python.binds()]
-        environments = list(filter(hidden_paths.is_environment, self._spec.readable))
+        environments = list(filter(is_environment, self._spec.readable))
         asked_for = [os.path.normpath(p) for p in self._spec.readable if p not in environments]
         # No covers in folders that the user asked for by name.
-        shown = [
+        shown: list[Mount] = [
             mount
-            for mount in shown
-            if not isinstance(mount, Cover)
-            or not any(hidden_paths.contains(folder, mount.target) for folder in asked_for)
+            for mount in (*system_binds(), *self._python.binds())
+            if not (isinstance(mount, Cover) and any(contains(f, mount.target) for f in asked_for))
         ]
         shown += [self._readable(path) for path in self._spec.readable]
         for path in environments:
-            shown += hidden_paths.covers(os.path.realpath(path), path, is_prefix=True)
+            shown += covers(os.path.realpath(path), path, is_prefix=True)
         hidden = [
             Bind(str(self._folders.empty), target)
             for secret in (data_dir(), runtime_dir())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sandbox_kernel.errors import SpecError
@@ -41,17 +41,19 @@ class Cover:
 Mount = Bind | Symlink | Cover
 
 _OWN_PLACES = ("/", "/tmp", "/run", "/var")  # noqa: S108
-OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
+_OWN_LINKS = (Symlink("../tmp", "/var/tmp"), Symlink("../run", "/var/run"))  # noqa: S108
 
 
-def mounts_in_order(binds: Sequence[Mount]) -> list[Mount]:
-    """Parents before what lies in them, each target once and without links on the way to it.
+def mounts_in_order(binds: Iterable[Mount]) -> list[Mount]:
+    """Parents before what lies in them, each target once and without links on the way to it; with
+    the links that every jail has.
 
     bwrap makes the mount points itself, but earlier versions would follow a link that the jail
     has in the host's root, not in the jail's, and later ones refuse it; so targets are resolved
     here. Links go first, so that a folder which is shown can have them already; but those below a
     cover lie on top of that.
     """
+    binds = [*_OWN_LINKS, *binds]
     made = {m.target: m.source for m in binds if isinstance(m, Symlink)}
     shown = {m.target: m.source for m in binds if isinstance(m, Bind)}
     shown.update((m.target, "") for m in binds if isinstance(m, Cover))
@@ -83,7 +85,16 @@ def mounts_in_order(binds: Sequence[Mount]) -> list[Mount]:
     return sorted(mounts.values(), key=order)
 
 
-def follow_links(path: str, read: Callable[[str], str | None]) -> tuple[list[Symlink], str]:
+def _read_link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None  # it is no link, or not there
+
+
+def follow_links(
+    path: str, read: Callable[[str], str | None] = _read_link
+) -> tuple[list[Symlink], str]:
     """The symbolic links on the way to what ``path`` names, and its real path. ``read`` gives the
     text of the link at a path the way to which has none; None if it is no link."""
     links: list[Symlink] = []
@@ -106,13 +117,6 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def read_link(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None  # it is no link, or not there
-
-
 def _link_inside(made: Mapping[str, str], shown: Mapping[str, str], step: str) -> str | None:
     """The text of a link as the jail sees it: one that is made, or one in a shown folder."""
     if step in made:
@@ -120,7 +124,7 @@ def _link_inside(made: Mapping[str, str], shown: Mapping[str, str], step: str) -
     folder, below = os.path.split(step)
     while folder != "/":
         if folder in shown:
-            return read_link(os.path.join(shown[folder], below)) if shown[folder] else None
+            return _read_link(os.path.join(shown[folder], below)) if shown[folder] else None
         folder, name = os.path.split(folder)
         below = os.path.join(name, below)
     return None

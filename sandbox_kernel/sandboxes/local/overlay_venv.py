@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
@@ -135,24 +136,23 @@ def _replace_link(folder: int, name: str, text: str) -> None:
     with contextlib.suppress(OSError):
         if os.readlink(name, dir_fd=folder) == text:
             return
-    temporary = _unused(name)
-    os.symlink(text, temporary, dir_fd=folder)
-    _move_over(folder, temporary, name)
+    with _replacing(folder, name) as temporary:
+        os.symlink(text, temporary, dir_fd=folder)
 
 
 def _replace_file(folder: int, name: str, text: str, mode: int = 0o644) -> None:
-    temporary = _unused(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, mode, dir_fd=folder), "w") as file:
-        file.write(text)
-    _move_over(folder, temporary, name)
+    with _replacing(folder, name) as temporary:
+        fd = os.open(temporary, flags, mode, dir_fd=folder)
+        with open(fd, "w") as file:
+            file.write(text)
 
 
-def _unused(name: str) -> str:
-    return f".{name}-{os.urandom(8).hex()}"
-
-
-def _move_over(folder: int, temporary: str, name: str) -> None:
+@contextlib.contextmanager
+def _replacing(folder: int, name: str) -> Iterator[str]:
+    """The name of what then takes the place of ``name``."""
+    temporary = f".{name}-{os.urandom(8).hex()}"
+    yield temporary
     try:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
