@@ -16,6 +16,7 @@ import errno
 import os
 import re
 import stat
+import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,20 +42,6 @@ _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
 _LOG_NOTHING = 1 << 0 | 1 << 2
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = [
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scopes", ctypes.c_uint64),
-    ]
-
-
-class _Beneath(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"  # the only one that is packed, as Python 3.14 wants to be told
-    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
-
-
 def abi() -> int:
     """The version of Landlock; 0 if Linux has none, or has it turned off."""
     try:
@@ -76,9 +63,7 @@ def restrict() -> int:
     handled = _READ | _WRITE_FILE | _CHANGE_FOLDER | _REFER
     handled |= _TRUNCATE if version >= 3 else 0
     handled |= _IOCTL_DEV if version >= 5 else 0
-    attributes = _Ruleset(handled, 0, _SCOPES if version >= 6 else 0)
-    # Older kernels know a shorter structure, and take a longer one if the rest is zero.
-    ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    ruleset = _ruleset(handled, _SCOPES if version >= 6 else 0)
     try:
         _allow(ruleset, "/", _READ & handled)
         _allow(ruleset, "/dev", (_READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled)
@@ -100,8 +85,7 @@ def layer() -> int:
         return -1
     # At least one right must be named, and nobody in there can make block devices. Moving files
     # between folders would be forbidden if REFER were not named and allowed.
-    attributes = _Ruleset(_MAKE_BLOCK | _REFER, 0, 0)
-    ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    ruleset = _ruleset(_MAKE_BLOCK | _REFER, 0)
     _allow(ruleset, "/", _REFER)
     return ruleset
 
@@ -125,6 +109,12 @@ def writable_mounts(mountinfo: Iterable[str] | None = None) -> list[str]:
     return [place for place, writable in found.items() if writable and place != "/"]
 
 
+def _ruleset(handled: int, scopes: int) -> int:
+    # Older kernels know a shorter structure, and take a longer one if the rest is zero.
+    attributes = struct.pack("=QQQ", handled, 0, scopes)  # rights: files, network; scopes
+    return _call(_CREATE_RULESET, attributes, len(attributes), 0)
+
+
 def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -133,8 +123,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _OF_FILES
-        rule = _Beneath(access, fd)
-        _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+        _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", access, fd), 0)
     finally:
         os.close(fd)
 

@@ -42,7 +42,6 @@ class Jails:
         env: Mapping[str, str] | None = None,
         cwd: str = "/",
         tmp_bytes: int = 64 * 2**20,
-        shm_bytes: int = 16 * 2**20,
         host_env: Mapping[str, str] | None = None,
         timeout: float = 90,
     ) -> subprocess.CompletedProcess[str]:
@@ -56,7 +55,6 @@ class Jails:
                 binds=[*system_binds(), *binds],
                 hostname="jail",
                 tmp_bytes=tmp_bytes,
-                shm_bytes=shm_bytes,
                 env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", **(env or {})},
                 cwd=cwd,
                 seccomp_fd=filter_fd,

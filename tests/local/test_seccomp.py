@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.sandboxes.local import bubblewrap, seccomp
+from sandbox_kernel.sandboxes.local import bubblewrap, seccomp, syscalls
 
 from .jails import Jails
 
@@ -26,8 +26,7 @@ def call(number, *arguments):
 
 
 def _numbers(machine: str = platform.machine()) -> dict[str, int]:
-    known = seccomp._MACHINES[machine]
-    return {**known.allowed, **known.by_arguments, **known.refused}
+    return syscalls.numbers(syscalls.ALLOWED + syscalls.BY_ARGUMENTS + syscalls.REFUSED, machine)
 
 
 def _simulate(
@@ -64,7 +63,7 @@ def test_every_jailed_process_runs_under_the_filter(jails: Jails) -> None:
 
 def test_the_escape_surface_is_refused(jails: Jails) -> None:
     """Each call on the list fails with EPERM before the kernel looks at its arguments."""
-    refused = dict(seccomp._MACHINES[platform.machine()].refused)
+    refused = syscalls.numbers(syscalls.REFUSED, platform.machine())
     found = jails.answer(
         f"{_SYSCALL}\nanswer({{name: call(nr, 0, 0, 0, 0, 0) for name, nr in {refused!r}.items()}})"
     )
@@ -84,9 +83,9 @@ def test_what_is_not_allowed_does_not_exist(jails: Jails) -> None:
 
 def test_a_call_can_be_refused_to_one_jail() -> None:
     """Some calls are refused only where a limit depends on that."""
-    known = seccomp._MACHINES["x86_64"]
+    calls = _numbers("x86_64")
     program = seccomp.program("x86_64", refuse=["sched_setaffinity"])
-    decided = [_simulate(program, known.allowed[f"sched_{x}affinity"]) for x in ("set", "get")]
+    decided = [_simulate(program, calls[f"sched_{x}affinity"]) for x in ("set", "get")]
     assert decided == [0x50000 | errno.EPERM, 0x7FFF0000]
 
 
@@ -265,18 +264,18 @@ answer(results)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_both_machines_have_the_same_filter(machine: str) -> None:
     """The filter of the machine that this one is not decides alike (simulated)."""
-    known = seccomp._MACHINES[machine]
+    audit = seccomp._MACHINES[machine]
     program = seccomp.program(machine)
     numbers = _numbers(machine)
     refuse, allow, none = 0x50000 | errno.EPERM, 0x7FFF0000, 0x50000 | errno.ENOSYS
 
     def decide(name: str, *arguments: int) -> int:
-        return _simulate(program, numbers[name], arguments, known.audit)
+        return _simulate(program, numbers[name], arguments, audit)
 
-    assert {decide(name) for name in known.refused} == {refuse}
-    assert {decide(name) for name in known.allowed} == {allow}
+    assert {decide(name) for name in syscalls.numbers(syscalls.REFUSED, machine)} == {refuse}
+    assert {decide(name) for name in syscalls.numbers(syscalls.ALLOWED, machine)} == {allow}
     unknown = [n for n in range(1000) if n not in numbers.values()]
-    assert {_simulate(program, n, (), known.audit) for n in unknown} == {none}
+    assert {_simulate(program, n, (), audit) for n in unknown} == {none}
     assert 435 in unknown  # clone3
     assert decide("clone", 17) == allow
     assert decide("clone", 0x10000000 | 17) == refuse

@@ -118,7 +118,7 @@ def test_a_service_does_not_depend_on_a_login(
     manager ends when the user logs out, with every scope in it, and the kernels must not. If the
     user lingers, the manager stays."""
     monkeypatch.setattr(os, "getuid", lambda: 65534)
-    monkeypatch.setattr(systemd_scope, "own_unified_path", lambda: "/system.slice/hub.service")
+    monkeypatch.setattr(cgroup, "own_unified_path", lambda: "/system.slice/hub.service")
     monkeypatch.setattr(systemd_scope, "_LINGERING", tmp_path)
     wanted = Limits.of(SandboxSpec())
     assert systemd_scope.create("0123456789ab", pid, wanted) is None

@@ -377,4 +377,4 @@ def main() -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-    BoxInit().run()
+    BoxInit().loop.run()

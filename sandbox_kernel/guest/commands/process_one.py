@@ -44,10 +44,6 @@ class RequestError(Exception):
         super().__init__(message)
         self.name = name
 
-    @classmethod
-    def of(cls, error: OSError) -> RequestError:
-        return cls(errno.errorcode.get(error.errno or 0, "EIO"), error.strerror or str(error))
-
 
 class RequestConnection:
     """One request of the host's and the command that it started."""
@@ -56,14 +52,7 @@ class RequestConnection:
         self.served = False
         self.pid = 0
         self.hung_up = False
-        self._received = b""
-
-    def lines(self, data: bytes) -> list[bytes]:
-        """The complete lines, with ``data`` at their end. ValueError for one without an end."""
-        *complete, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > MAX_REQUEST:
-            raise ValueError(f"a request of more than {MAX_REQUEST} bytes")
-        return complete
+        self.received = b""
 
     def answer(self, **message: Any) -> None:
         """Send one line. A host that does not take it has hung up."""
@@ -101,7 +90,7 @@ class Child:
 
 
 class ProcessOne:
-    """The server. ``run`` never returns.
+    """The server, on a loop that never ends.
 
     Everything else in the sandbox is hostile and may have the same uid. This process is therefore
     not dumpable (no ptrace, no /proc/1/mem or fd), and hands nothing of its own to a child.
@@ -115,6 +104,8 @@ class ProcessOne:
         self.loop.on_error = self._log_error
         self.children: dict[int, Child] = {}
         self.environ = environ
+        self.prepare: Callable[[], object] | None = None
+        """Runs in each command's process, just before its program."""
         self.attached = 0
         self.stopping = ("", "")
         self._lease = lease
@@ -129,11 +120,8 @@ class ProcessOne:
             "spawn": self._spawn,
             "stop": self._stop_request,
         }
-        process_control(_PR_SET_DUMPABLE, 0)
+        start.process_control(_PR_SET_DUMPABLE, 0)
         self.loop.watch_children(self.reap)
-
-    def run(self) -> None:
-        self.loop.run()
 
     # --- the lease
 
@@ -157,28 +145,23 @@ class ProcessOne:
     # --- requests
 
     def take(self, connection: RequestConnection, data: bytes) -> bool:
-        """Serve the requests that ``data`` completes. False if it cannot be one."""
-        try:
-            lines = connection.lines(data)
-        except ValueError:
+        """Serve the requests that ``data`` completes. False if one is too long."""
+        *lines, connection.received = (connection.received + data).split(b"\n")
+        if len(connection.received) > MAX_REQUEST:
             return False
         for line in lines:
             try:
-                self._serve(connection, json.loads(line))
+                request = json.loads(line)
+                served, connection.served = connection.served, True
+                serve = self.follow_up if served else self.kinds.get(request["kind"])
+                if serve is None:
+                    raise RequestError("EINVAL", f"unknown kind {request['kind']!r}")
+                serve(connection, request)
             except RequestError as error:
                 connection.answer(error=error.name, message=str(error))
             except Exception as error:  # noqa: BLE001  (no request may end the sandbox)
                 connection.answer(error="EINVAL", message=f"not a request: {error!r}")
         return True
-
-    def _serve(self, connection: RequestConnection, request: dict[str, Any]) -> None:
-        if connection.served:
-            return self.follow_up(connection, request)
-        connection.served = True
-        kind = self.kinds.get(request["kind"])
-        if kind is None:
-            raise RequestError("EINVAL", f"unknown kind {request['kind']!r}")
-        kind(connection, request)
 
     def follow_up(self, connection: RequestConnection, request: dict[str, Any]) -> None:
         start.signal_group(connection.pid, int(request["signal"]))
@@ -234,15 +217,21 @@ class ProcessOne:
         try:
             pid = self.start(child, request, streams)
         except OSError as error:
-            raise RequestError.of(error) from None
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise RequestError(name, error.strerror or str(error)) from None
         self.children[pid] = child
         return pid
 
     def start(self, child: Child, request: dict[str, Any], streams: Sequence[int]) -> int:
         """Start the command of a request, and return its pid."""
-        terminal = bool(request.get("tty"))
-        env = self.environment(request)
-        return start.start(request["argv"], env, request["cwd"], streams, terminal=terminal)
+        return start.start(
+            request["argv"],
+            self.environment(request),
+            request["cwd"],
+            streams,
+            terminal=bool(request.get("tty")),
+            prepare=self.prepare,
+        )
 
     def environment(self, request: dict[str, Any]) -> dict[str, str]:
         return {**self.environ, "PWD": request["cwd"], **request.get("env", {})}
@@ -353,11 +342,3 @@ def exit_words(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def process_control(option: int, value: int) -> None:
-    """prctl(2) with one argument."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")

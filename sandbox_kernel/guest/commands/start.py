@@ -13,7 +13,6 @@ import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
 
 LOG_LIMIT = 4 * 2**20
 """A log beyond this size is cut to its last half."""
@@ -80,37 +79,33 @@ def _fork(cwd: str, streams: Sequence[int], become: Callable[[], None]) -> int:
     failed, theirs = os.pipe()
     pid = os.fork()
     if not pid:
-        _child(cwd, streams, become, theirs)
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for signum in _DEFAULTS:
+                signal.signal(signum, signal.SIG_DFL)
+            for number, fd in enumerate(streams):
+                if fd != number:
+                    os.dup2(fd, number)
+            try:
+                os.chdir(cwd)
+            except OSError as error:
+                raise OSError(error.errno, f"the folder {cwd!r}: {error.strerror}") from None
+            become()
+        except OSError as error:
+            os.write(theirs, f"{error.errno} {error.strerror}".encode())
+        except BaseException as error:  # noqa: BLE001  (the child must not go on as its parent)
+            os.write(theirs, f"{errno.EINVAL} {error}"[:1000].encode())
+        finally:
+            os._exit(127)
     os.close(theirs)
     with open(failed, "rb") as file:
         reason = file.read()  # ends when the child has become the command
     if reason:
         os.waitpid(pid, 0)
-        number, _, text = reason.decode(errors="replace").partition(" ")
-        raise OSError(int(number), text)
+        code, _, text = reason.decode(errors="replace").partition(" ")
+        raise OSError(int(code), text)
     return pid
-
-
-def _child(cwd: str, streams: Sequence[int], become: Callable[[], None], failed: int) -> NoReturn:
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for signum in _DEFAULTS:
-            signal.signal(signum, signal.SIG_DFL)
-        for number, fd in enumerate(streams):
-            if fd != number:
-                os.dup2(fd, number)
-        try:
-            os.chdir(cwd)
-        except OSError as error:
-            raise OSError(error.errno, f"the folder {cwd!r}: {error.strerror}") from None
-        become()
-    except OSError as error:
-        os.write(failed, f"{error.errno} {error.strerror}".encode())
-    except BaseException as error:  # noqa: BLE001  (the child must not go on as its parent)
-        os.write(failed, f"{errno.EINVAL} {error}"[:1000].encode())
-    finally:
-        os._exit(127)
 
 
 def _execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -191,6 +186,14 @@ def process_stat(pid: int) -> list[str]:
             return file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return []
+
+
+def process_control(option: int, value: int) -> None:
+    """prctl(2) with one argument."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 def open_log(path: str) -> int:

@@ -7,13 +7,14 @@ host's file system only decides when to count: others use it, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
 WALK_SLICE = 2000
 """Steps of a measurement in one turn of the loop."""
@@ -94,23 +95,19 @@ class MeasuredFolders:
         return self._walk is not None
 
     def _steps(self) -> Generator[None, None, None]:
-        yield from self._entries()
-        yield from self._deleted()
-
-    def _entries(self) -> Generator[None, None, None]:
         seen: set[int] = set()
         pending = list(self._roots)
-        opener = _Opener()
+        changed: list[tuple[str, int]] = []
         try:
             while pending:
                 path = pending.pop()
                 try:
-                    fd = opener.open(path)
+                    fd = _open(path, changed)
                 except OSError:
                     continue  # deleted in the meantime
                 try:
                     if not os.access(".", os.X_OK, dir_fd=fd):
-                        opener.unlock(path)
+                        _unlock(path, changed)
                     with os.scandir(fd) as entries:
                         for entry in entries:
                             self._count(entry, path, pending, seen)
@@ -120,7 +117,11 @@ class MeasuredFolders:
                 finally:
                     os.close(fd)
         finally:
-            opener.restore()
+            for path, mode in reversed(changed):
+                # It may have been moved or deleted in the meantime.
+                with contextlib.suppress(OSError), _reached(path) as (base, name):
+                    os.chmod(name, mode, dir_fd=base)
+        yield from self._deleted()
 
     def _count(
         self, entry: os.DirEntry[str], path: str, pending: list[str], seen: set[int]
@@ -139,119 +140,83 @@ class MeasuredFolders:
 
     def _deleted(self) -> Generator[None, None, None]:
         """Deleted files that are open or mapped use space, too. Those of a process that is not
-        dumpable cannot be seen."""
+        dumpable cannot be seen. Of a file that is only mapped, just the end of the mapping is
+        known."""
         devices = {os.stat(root).st_dev for root in self._roots}
         seen: set[tuple[int, int]] = set()
         for pid in self._pids():
-            yield from self._deleted_open(pid, devices, seen)
+            try:
+                places = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+            except OSError:
+                continue  # it has ended, or hides
+            for place in places:
+                yield
+                try:
+                    found = os.stat(place)
+                except OSError:
+                    continue
+                key = (found.st_dev, found.st_ino)
+                if not found.st_nlink and found.st_dev in devices and key not in seen:
+                    seen.add(key)
+                    self._counted += found.st_blocks * 512
         mapped: dict[str, int] = {}
         for pid in self._pids():
-            yield from self._deleted_mapped(pid, devices, seen, mapped)
-
-    def _deleted_open(
-        self, pid: int, devices: set[int], seen: set[tuple[int, int]]
-    ) -> Generator[None, None, None]:
-        folder = f"/proc/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            return  # it has ended, or hides
-        for name in names:
-            yield
             try:
-                found = os.stat(f"{folder}/{name}")
-            except OSError:
-                continue
-            key = (found.st_dev, found.st_ino)
-            if not found.st_nlink and found.st_dev in devices and key not in seen:
-                seen.add(key)
-                self._counted += found.st_blocks * 512
+                with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+                    for line in lines:
+                        yield
+                        if line.endswith(" (deleted)\n"):
+                            self._count_mapped(line, devices, seen, mapped)
+            except (OSError, ValueError):
+                pass  # it has ended, or hides
 
-    def _deleted_mapped(
-        self, pid: int, devices: set[int], seen: set[tuple[int, int]], mapped: dict[str, int]
-    ) -> Generator[None, None, None]:
-        """Of a file that is only mapped, just the end of the mapping is known."""
-        try:
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    yield
-                    if not line.endswith(" (deleted)\n"):
-                        continue
-                    addresses, _, offset, device, inode, path = line.split(None, 5)
-                    major, minor = (int(part, 16) for part in device.split(":"))
-                    # btrfs shows another device here than stat() does; then the path tells.
-                    ours = os.makedev(major, minor) in devices or path.startswith(
-                        tuple(f"{root}/" for root in self._roots)
-                    )
-                    if not ours or (os.makedev(major, minor), int(inode)) in seen:
-                        continue
-                    start, end = (int(part, 16) for part in addresses.split("-"))
-                    key, size = f"{device} {inode}", int(offset, 16) + end - start
-                    self._counted += max(0, size - mapped.get(key, 0))
-                    mapped[key] = max(size, mapped.get(key, 0))
-        except (OSError, ValueError):
-            return  # it has ended, or hides
+    def _count_mapped(
+        self, line: str, devices: set[int], seen: set[tuple[int, int]], mapped: dict[str, int]
+    ) -> None:
+        addresses, _, offset, device, inode, path = line.split(None, 5)
+        number = os.makedev(*(int(part, 16) for part in device.split(":")))
+        # btrfs shows another device here than stat() does; then the path tells.
+        ours = number in devices or path.startswith(tuple(f"{root}/" for root in self._roots))
+        if ours and (number, int(inode)) not in seen:
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            key, size = f"{device} {inode}", int(offset, 16) + end - start
+            self._counted += max(0, size - mapped.get(key, 0))
+            mapped[key] = max(size, mapped.get(key, 0))
 
 
-class _Opener:
-    """Opens folders to list them, at any depth. A folder without permissions is opened up, which
-    its owner may do; ``restore`` sets the permissions back."""
+def _open(path: str, changed: list[tuple[str, int]]) -> int:
+    """Open a folder to list it, at any depth. One without permissions is opened up, which its
+    owner may do; ``changed`` gets its path and its mode."""
+    try:
+        with _reached(path) as (base, name):
+            return os.open(name, _LIST, dir_fd=base)
+    except PermissionError:
+        _unlock(path, changed)
+    with _reached(path) as (base, name):
+        return os.open(name, _LIST, dir_fd=base)
 
-    def __init__(self) -> None:
-        self._changed: list[tuple[str, int]] = []
 
-    def open(self, path: str) -> int:
-        base, name = _reach(path)
-        try:
-            try:
-                return os.open(name, _LIST, dir_fd=base)
-            except PermissionError:
-                self._unlock(path, base, name)
-                return os.open(name, _LIST, dir_fd=base)
-        finally:
-            os.close(base)
-
-    def unlock(self, path: str) -> None:
-        """Add the permission to stat the entries of a folder that can be listed."""
-        base, name = _reach(path)
-        try:
-            self._unlock(path, base, name)
-        finally:
-            os.close(base)
-
-    def _unlock(self, path: str, base: int, name: str) -> None:
+def _unlock(path: str, changed: list[tuple[str, int]]) -> None:
+    """Add the permission to list a folder and to stat its entries."""
+    with _reached(path) as (base, name):
         mode = stat.S_IMODE(os.stat(name, dir_fd=base, follow_symlinks=False).st_mode)
         os.chmod(name, mode | stat.S_IRWXU, dir_fd=base)
-        self._changed.append((path, mode))
-
-    def restore(self) -> None:
-        for path, mode in reversed(self._changed):
-            try:
-                base, name = _reach(path)
-            except OSError:
-                continue  # moved or deleted in the meantime
-            try:
-                os.chmod(name, mode, dir_fd=base)
-            except OSError:
-                pass
-            finally:
-                os.close(base)
-        self._changed.clear()
+        changed.append((path, mode))
 
 
-def _reach(path: str) -> tuple[int, str]:
+@contextlib.contextmanager
+def _reached(path: str) -> Iterator[tuple[int, str]]:
     """A descriptor of a folder on the path, and the rest of the path, short enough for Linux."""
-    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    rest = path.lstrip("/")
-    while len(os.fsencode(rest)) > _PATH_PIECE:
-        cut = rest.rfind("/", 1, _PATH_PIECE // 4)
-        if cut < 0:
-            break
-        try:
-            further = os.open(
-                rest[:cut], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
-            )
-        finally:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd, rest = os.open("/", flags), path.lstrip("/")
+    try:
+        while len(os.fsencode(rest)) > _PATH_PIECE:
+            cut = rest.rfind("/", 1, _PATH_PIECE // 4)
+            if cut < 0:
+                break
+            further = os.open(rest[:cut], flags, dir_fd=fd)
             os.close(fd)
-        fd, rest = further, rest[cut + 1 :]
-    return fd, rest
+            fd, rest = further, rest[cut + 1 :]
+        yield fd, rest
+    finally:
+        os.close(fd)

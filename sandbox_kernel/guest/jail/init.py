@@ -29,20 +29,13 @@ import time
 from ...wire.descriptors import close_all, receive_with_descriptors, send_with_descriptors
 from .. import landlock
 from ..commands import start
-from ..commands.process_one import (
-    MAX_REQUEST,
-    Child,
-    ProcessOne,
-    RequestConnection,
-    RequestError,
-    process_control,
-)
+from ..commands.process_one import MAX_REQUEST, Child, ProcessOne, RequestConnection, RequestError
 from .meminfo import MemoryView
 from .watchdog import LONGEST, Watch, memory_in_use, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
 MAX_EVENTS = 20
@@ -57,24 +50,11 @@ class SocketConnection(RequestConnection):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
         self.sock = sock
-        self._fds: list[int] = []
+        self.fds: list[int] = []
+        """Those that came with the request."""
         self._terminal: tuple[int, ...] = ()
 
-    def receive(self) -> bytes:
-        """The next bytes; empty at the end of the connection. BlockingIOError if none are there."""
-        try:
-            data, fds = receive_with_descriptors(self.sock, 65536, 3)
-        except BlockingIOError:
-            raise
-        except OSError:
-            return b""
-        self._fds += fds
-        return data
-
-    def answer(self, **message: Any) -> None:
-        self._send(message)
-
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def answer(self, fds: Sequence[int] = (), /, **message: Any) -> None:
         try:
             send_with_descriptors(self.sock, json.dumps(message).encode() + b"\n", fds)
         except OSError:
@@ -84,16 +64,16 @@ class SocketConnection(RequestConnection):
         if request.get("tty"):
             self._terminal = start.open_terminal(*request["tty"])
             return self._terminal[1:] * 3
-        if len(self._fds) not in (2, 3):
+        if len(self.fds) not in (2, 3):
             raise RequestError("EINVAL", "an exec needs its stdin, stdout and stderr")
-        return [*self._fds, log][:3]
+        return [*self.fds, log][:3]
 
     def started(self, pid: int) -> None:
-        self._send({"pid": pid}, self._terminal[:1])
+        self.answer(self._terminal[:1], pid=pid)
 
     def release(self) -> None:
-        close_all((*self._fds, *self._terminal))
-        self._fds, self._terminal = [], ()
+        close_all((*self.fds, *self._terminal))
+        self.fds, self._terminal = [], ()
 
     def close(self) -> None:
         self.sock.close()
@@ -112,32 +92,28 @@ class JailInit(ProcessOne):
         self._oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._oom_score = int(os.read(self._oom_fd, 16))
         self._landlock = landlock.restrict()
-        self._layer = landlock.layer() if config["commands_apart"] else -1
+        layer = landlock.layer() if config["commands_apart"] else -1
         self._handle_signals()
         environ = {**os.environ, **config["env"]}
         super().__init__(log=log_fd, lease=float(config["lease"]), environ=environ)
+        if layer >= 0:
+            self.prepare = functools.partial(landlock.enter, layer)
         # Bubblewrap's process outside. Without it, nobody would wait for the jail's end.
-        process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
-        self._view = MemoryView(view_fd, config["memory"])
+        start.process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._state_fd = state_fd
         self._state: dict[str, Any] = {"events": [], "kills": {}, "ended": "", "reason": ""}
         self.kinds.update(info=self._info, lease=self._set_lease, clear=self._clear)
         self._listener = socket.socket(fileno=listen_fd)
         self._listener.setblocking(False)
         self.loop.add_reader(listen_fd, self._accept)
-        watch = config["watch"]
-        self._watch = Watch(
-            memory=watch["memory"],
-            process_limit=watch["processes"],
-            disk=watch["disk"],
-            folders=watch["folders"],
-            cpus=os.cpu_count() or 1,
+        watch = Watch(
+            **config["watch"],
             report=self._record,
             is_main=lambda pid: pid in self.children and self.children[pid].main,
         )
         os.makedirs(RUN_FOLDER, mode=0o700, exist_ok=True)
-        self._check_watch()
-        self._check_view()
+        self._repeat(watch.check)
+        self._repeat(MemoryView(view_fd, config["memory"]).update)
 
     @staticmethod
     def _handle_signals() -> None:
@@ -148,19 +124,13 @@ class JailInit(ProcessOne):
         # A process in the jail can signal process 1, but only where there is a handler.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def _check_watch(self) -> None:
+    def _repeat(self, work: Callable[[], float]) -> None:
+        """Do some work again and again; it says after how many seconds."""
         wait = LONGEST
         try:
-            wait = self._watch.check()
-        finally:  # an error is logged, and must not end the watch
-            self.loop.call_later(wait, self._check_watch)
-
-    def _check_view(self) -> None:
-        wait = LONGEST
-        try:
-            wait = self._view.update()
-        finally:
-            self.loop.call_later(wait, self._check_view)
+            wait = work()
+        finally:  # an error is logged, and must not end it
+            self.loop.call_later(wait, self._repeat, work)
 
     # --- connections
 
@@ -174,9 +144,12 @@ class JailInit(ProcessOne):
 
     def _readable(self, connection: SocketConnection) -> None:
         try:
-            data = connection.receive()
+            data, fds = receive_with_descriptors(connection.sock, 65536, 3)
         except BlockingIOError:
             return
+        except OSError:
+            data, fds = b"", []
+        connection.fds += fds
         alive = self.take(connection, data) and bool(data)
         if connection.served or not alive:
             connection.release()
@@ -205,23 +178,13 @@ class JailInit(ProcessOne):
         own: its processes cannot read the memory of any that they have not started."""
         os.write(self._oom_fd, b"%d" % min(1000, self._oom_score + OOM_SCORE_RAISE))
         try:
-            env = self.environment(request)
-            if "guest" in request:
-                from ..__main__ import main
+            if "guest" not in request:
+                return super().start(child, request, streams)
+            from ..__main__ import main
 
-                child.guest = True
-                guest = functools.partial(main, request["guest"])
-                return start.fork(guest, env, request["cwd"], streams)
-            return start.start(
-                request["argv"],
-                env,
-                request["cwd"],
-                streams,
-                terminal=bool(request.get("tty")),
-                prepare=functools.partial(landlock.enter, self._layer)
-                if self._layer >= 0
-                else None,
-            )
+            child.guest = True
+            guest = functools.partial(main, request["guest"])
+            return start.fork(guest, self.environment(request), request["cwd"], streams)
         finally:
             os.write(self._oom_fd, b"%d" % self._oom_score)
 
@@ -278,21 +241,15 @@ class JailInit(ProcessOne):
             self.log(f"the state could not be written: {error}")
 
 
-def _read_config(fd: int) -> dict[str, Any] | None:
-    with open(fd, "rb") as file:
-        data = file.read(MAX_REQUEST)
-    config = json.loads(data) if data else None
-    return config if isinstance(config, dict) else None
-
-
 def main() -> None:
     """``sys.argv``: the numbers of the inherited descriptors."""
     listen_fd, config_fd, log_fd, state_fd, view_fd = own = [int(text) for text in sys.argv[1:6]]
     start.close_inherited(own)
     for fd in own:
         os.set_inheritable(fd, False)
-    config = _read_config(config_fd)
-    if config is None:
+    with open(config_fd, "rb") as file:
+        config = file.read(MAX_REQUEST)
+    if not config:
         # The host gave up before it was done, so nobody knows of this jail.
         sys.exit("jail: no configuration came, so nobody wants this jail")
-    JailInit(config, listen_fd, log_fd, state_fd, view_fd).run()
+    JailInit(json.loads(config), listen_fd, log_fd, state_fd, view_fd).loop.run()

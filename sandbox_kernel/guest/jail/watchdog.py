@@ -11,6 +11,7 @@ import os
 import signal
 import time
 
+from ..commands.start import running_pids
 from .disk_usage import MeasuredFolders
 
 TYPE_CHECKING = False
@@ -53,19 +54,10 @@ class Process:
 
 def processes() -> list[Process]:
     """All processes of the jail except process 1 and zombies."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            text = _read(f"/proc/{name}/stat")
-            if text:
-                process = Process(text)
-                if process.state not in "ZX":
-                    found.append(process)
-    return found
-
-
-def _pids() -> list[int]:
-    return [process.pid for process in processes()]
+    numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    texts = [_read(f"/proc/{number}/stat") for number in numbers]
+    found = [Process(text) for text in texts if text]
+    return [process for process in found if process.state not in "ZX"]
 
 
 def memory_in_use(found: list[Process]) -> int:
@@ -89,25 +81,15 @@ def memory_exactly(found: list[Process]) -> tuple[int, dict[int, int]]:
 
 
 def _memory_of_folders() -> int:
-    total = 0
-    for folder in MEMORY_FOLDERS:
-        try:
-            space = os.statvfs(folder)
-        except OSError:
-            continue
-        total += (space.f_blocks - space.f_bfree) * space.f_frsize
-    return total
+    spaces = [os.statvfs(folder) for folder in MEMORY_FOLDERS]
+    return sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in spaces)
 
 
 def _unattached_segments() -> int:
     """System V shared memory that no process has mapped. (A mapped segment counts for the
     processes that map it.)"""
-    total = 0
-    for line in _read("/proc/sysvipc/shm").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 14 and fields[6] == "0":
-            total += int(fields[14])
-    return total
+    segments = map(str.split, _read("/proc/sysvipc/shm").splitlines()[1:])
+    return sum(int(fields[14]) for fields in segments if len(fields) > 14 and fields[6] == "0")
 
 
 def proportional(process: Process) -> tuple[int, int]:
@@ -140,15 +122,13 @@ def _mapped_from_folders(process: Process) -> int:
 def _read(path: str) -> str:
     """The first bytes of a small file; empty if its process has ended or is not dumpable."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(fd, 8192).decode(errors="replace")
+        finally:
+            os.close(fd)
     except OSError:
         return ""
-    try:
-        return os.read(fd, 8192).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def _mib(size: int) -> str:
@@ -166,18 +146,17 @@ class Watch:
         self,
         *,
         memory: int | None,
-        process_limit: int | None,
+        processes: int | None,
         disk: int | None,
         folders: list[str],
-        cpus: int,
         report: Callable[[dict[str, Any]], None],
         is_main: Callable[[int], bool],
     ) -> None:
         self._memory = memory
-        self._process_limit = process_limit
+        self._process_limit = processes
         self._disk = disk
-        self._folders = MeasuredFolders(folders, disk, _pids) if disk else None
-        self._cpus = cpus
+        self._folders = MeasuredFolders(folders, disk, running_pids) if disk else None
+        self._cpus = os.cpu_count() or 1
         self._report = report
         self._is_main = is_main
         self._killed: dict[tuple[int, int], float] = {}
@@ -202,17 +181,8 @@ class Watch:
         except ProcessLookupError:
             return
         self._killed[process.pid, process.start] = time.monotonic()
-        self._report(
-            {
-                "kind": kind,
-                "pid": process.pid,
-                "name": process.name,
-                "used": used,
-                "limit": limit,
-                "text": text,
-                "time": time.time(),
-            }
-        )
+        event = {"kind": kind, "pid": process.pid, "name": process.name, "used": used}
+        self._report({**event, "limit": limit, "text": text, "time": time.time()})
 
     def _living(self) -> tuple[list[Process], bool]:
         """The processes that were not killed here, and whether a killed one is still ending: a
@@ -228,26 +198,22 @@ class Watch:
         used = memory_in_use(found)
         if used > limit:
             used, sizes = memory_exactly(found)
-            self._stop_hogs(found, sizes, used, limit, ending)
+            excess = used - limit
+            if ending:
+                # Memory that is being freed may be in-memory files, but no mapping of another
+                # process.
+                excess -= _memory_of_folders()
+            # The largest, as many at once as it takes: while one dies, the others would grow.
+            for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):
+                if excess <= 0:
+                    break
+                text = f"out of memory: {process.name!r} used {_mib(process.rss)} of {_mib(limit)}"
+                if used - process.rss > limit // 10:
+                    text += f" ({_mib(used)} in the whole sandbox)"
+                self._kill("memory", process, process.rss, limit, text)
+                excess -= max(sizes[process.pid], PAGE)
         headroom = (limit - used) / (MEMORY_RATE * self._cpus)
         return min(max(headroom, SHORTEST), LONGEST)
-
-    def _stop_hogs(
-        self, found: list[Process], sizes: dict[int, int], used: int, limit: int, ending: bool
-    ) -> None:
-        """Kill the largest, as many at once as it takes: while one dies, the others would grow."""
-        excess = used - limit
-        if ending:
-            # Memory that is being freed may be in-memory files, but no mapping of another process.
-            excess -= _memory_of_folders()
-        for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):
-            if excess <= 0:
-                break
-            text = f"out of memory: {process.name!r} used {_mib(process.rss)} of {_mib(limit)}"
-            if used - process.rss > limit // 10:
-                text += f" ({_mib(used)} in the whole sandbox)"
-            self._kill("memory", process, process.rss, limit, text)
-            excess -= max(sizes[process.pid], PAGE)
 
     def _check_processes(self, limit: int) -> None:
         for _ in range(FORK_BOMB_PASSES):

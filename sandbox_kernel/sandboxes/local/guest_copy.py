@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -42,8 +41,8 @@ def _compiled(python: str, version: tuple[int, ...], shown_at: str, cache: Path)
     folder = cache / f"guest-{digest.hexdigest()[:24]}"
     if folder.is_dir():
         return folder
-    made = Path(tempfile.mkdtemp(dir=cache, prefix=".guest-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".guest-") as temporary:
+        made = Path(temporary, "guest")
         for path, content in sources.items():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_bytes(content)
@@ -64,7 +63,4 @@ def _compiled(python: str, version: tuple[int, ...], shown_at: str, cache: Path)
         except OSError:
             if not folder.is_dir():  # another process was first
                 raise
-    finally:
-        if made.exists():
-            shutil.rmtree(made)
     return folder

@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 from sandbox_kernel import host_identity
-from sandbox_kernel.errors import SandboxGone, SandboxTimeout
+from sandbox_kernel.errors import ExecFailed, SandboxGone, SandboxTimeout
 from sandbox_kernel.guest.commands.process_one import STOP_GRACE
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.channel import Hangup
+from sandbox_kernel.sandboxes.async_fd import AsyncFd
+from sandbox_kernel.sandboxes.channel import Channel, Hangup
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.controlled_stream import START_TIMEOUT, check_started
-from sandbox_kernel.sandboxes.local import doctor, jail_state
+from sandbox_kernel.sandboxes.controlled_stream import (
+    START_TIMEOUT,
+    ControlledStream,
+    check_started,
+)
+from sandbox_kernel.sandboxes.local import jail_start, jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
-from sandbox_kernel.sandboxes.local.jail_start import (
-    AGENT_FOLDER,
-    WORKSPACE,
-    command_fields,
-    guest_command,
-)
 from sandbox_kernel.sandboxes.local.limits import MIB
-from sandbox_kernel.sandboxes.local.stream import LocalStream, open_stream
 from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
 from sandbox_kernel.sandboxes.results import SandboxInfo, Usage
+from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.sandboxes.untrusted_files import read_tail
 from sandbox_kernel.untrusted_text import last_lines
 
@@ -40,38 +40,84 @@ _log = logging.getLogger(__name__)
 _INFO_TIMEOUT = 5.0
 
 
+class LocalStream(ControlledStream):
+    """A command in a jail."""
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if self._terminal and not self._closed:
+            assert isinstance(self._stdout, AsyncFd)
+            self._stdout.resize(rows, columns)
+
+
 class LocalHandle(RecordedHandle):
     """One jail, running or ended."""
 
     backend = "local"
-    agent_folder = AGENT_FOLDER
-    workdir = WORKSPACE
+    agent_folder = jail_start.AGENT_FOLDER
+    workdir = jail_start.WORKSPACE
     holds_lease = True
 
     def __init__(self, record: Record) -> None:
         super().__init__(record)
         self._folders = JailFolders.from_json(record.data["folders"])
-        self.weaknesses = doctor.weaknesses(record.data.get("limits", {}))
+        limits = record.data.get("limits", {})
+        coarse = [name for name in ("memory_mib", "processes") if "watch" in limits.get(name, "")]
+        if coarse:
+            self.weaknesses = (
+                f"no cgroup can be made here, so a watch enforces {' and '.join(coarse)}, and sees "
+                f"an excess after the fact; `sandbox-kernel doctor` says how to get one.",
+            )
 
     # --- commands
 
     async def open_command(self, command: Command) -> LocalStream:
-        creation_marker.check_here(self._record)
-        return await open_stream(
-            self._folders.runtime,
-            command,
-            command_fields(command),
-            sandbox=self.name,
-            why_gone=self._why_gone,
+        """The command gets the far ends of pipes (or of a socket, or a terminal) that the host
+        made, so its bytes take no way through another process, and a full pipe pushes back on its
+        own."""
+        terminal = command.tty is not None
+        message = {"kind": "exec", **jail_start.command_fields(command)}
+        if command.tty is not None:
+            message["tty"] = list(command.tty)
+        with stream_ends(duplex=command.duplex, terminal=terminal) as (theirs, ours):
+            # A socket is both stdin and stdout.
+            given = theirs * 2 if len(theirs) == 1 else theirs
+            request, answer = await self._open(message, START_TIMEOUT, given)
+            try:
+                check_started(answer, command, self.name)
+                if terminal:
+                    ours.append(self._take_terminal(request))
+                ports = [AsyncFd(end) for end in ours]
+            except BaseException:
+                request.close()
+                raise
+            sock = next((end for end in ours if isinstance(end, socket.socket)), None)
+            ours.clear()
+        stdin, stdout, stderr = ports if len(ports) == 3 else (ports[0], ports[0], None)
+        return LocalStream(
+            request,
+            lambda: SandboxGone(self._why_gone()),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            terminal=terminal,
+            sock=sock,
         )
+
+    def _take_terminal(self, request: Channel) -> int:
+        if len(request.fds) != 1 or not os.isatty(request.fds[0]):
+            raise ExecFailed(f"Sandbox {self.name!r} did not give its terminal to the host.")
+        return request.fds.pop()
 
     async def spawn_command(self, command: Command) -> None:
         """As the surface says. The end of a ``main`` command is the end of the jail."""
-        message = {"kind": "spawn", **command_fields(command), "main": command.main}
+        message = {"kind": "spawn", **jail_start.command_fields(command), "main": command.main}
         check_started(await self._ask(message, START_TIMEOUT), command, self.name)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
-        return [*guest_command(self._record.data["python"]["base"], "__main__"), *arguments]
+        return [
+            *jail_start.guest_command(self._record.data["python"]["base"], "__main__"),
+            *arguments,
+        ]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
         python = self._record.data["python"]
@@ -144,7 +190,7 @@ class LocalHandle(RecordedHandle):
             state = await self._ask({"kind": "info"}, _INFO_TIMEOUT)
             detail["pid"] = init.pid if init else None
             if own_disk and init:
-                detail["workspace"] = f"/proc/{init.pid}/root{WORKSPACE}"
+                detail["workspace"] = f"/proc/{init.pid}/root{jail_start.WORKSPACE}"
             detail["processes"] = jail_state.number(state.get("processes"))
             detail["memory_mib"] = jail_state.number(state.get("memory")) // MIB
             detail["attached"] = jail_state.number(state.get("attached"))
@@ -177,13 +223,18 @@ class LocalHandle(RecordedHandle):
         return Cgroup.from_json(self._record.data.get("cgroup"))
 
     async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
-        creation_marker.check_here(self._record)
-        try:
-            request, answer = await open_request(self._folders.runtime, message, timeout=timeout)
-        except Hangup:
-            raise SandboxGone(self._why_gone()) from None
+        request, answer = await self._open(message, timeout)
         request.close()
         return answer
+
+    async def _open(
+        self, message: dict[str, Any], timeout: float, fds: Sequence[int] = ()
+    ) -> tuple[Channel, dict[str, Any]]:
+        creation_marker.check_here(self._record)
+        try:
+            return await open_request(self._folders.runtime, message, fds, timeout=timeout)
+        except Hangup:
+            raise SandboxGone(self._why_gone()) from None
 
     def _why_gone(self) -> str:
         return (
@@ -195,8 +246,6 @@ class LocalHandle(RecordedHandle):
 def _same_interpreter(path: str, host: str) -> bool:
     """Whether a path names the same interpreter of the same environment: a virtual environment
     is known by the folder that the interpreter is called from."""
-    if path == host:
-        return True
     return (
         os.path.isabs(path)
         and os.path.realpath(path) == os.path.realpath(host)

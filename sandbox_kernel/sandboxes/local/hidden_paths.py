@@ -14,12 +14,12 @@ import json
 import os
 import pwd
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.paths import data_dir, runtime_dir
-from sandbox_kernel.sandboxes.local.mounts import Cover, Mount
+from sandbox_kernel.sandboxes.local.mounts import Cover
 
 SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32")
 STORES = ("/nix/store", "/gnu/store")
@@ -102,11 +102,7 @@ def shown_with(program: str) -> tuple[str, ...]:
             system = (*(f"/{name}" for name in SYSTEM_FOLDERS), *STORES)
             if not any(contains(folder, path) for folder in system):
                 found.update(dict.fromkeys(_belonging(path)))
-    return tuple(path for path in found if not any(_inside(path, other) for other in found))
-
-
-def _inside(path: str, other: str) -> bool:
-    return path != other and contains(other, path)
+    return tuple(p for p in found if not any(p != other and contains(other, p) for other in found))
 
 
 def _belonging(program: str) -> list[str]:
@@ -127,12 +123,12 @@ def _belonging(program: str) -> list[str]:
         return [prefix]
     if reason or not _is_release(prefix):
         return [program]
-    settings = [f"etc/{name}" for name in _names(f"{prefix}/etc")]
-    if all(_is_setting(os.path.basename(path)) for path in settings):
+    settings = _names(f"{prefix}/etc")
+    kept = [f"etc/{name}" for name in settings if _is_setting(name)]
+    if len(kept) == len(settings):
         return [prefix]
     names = [name for name in _names(prefix) if name != "etc"]
-    names += [path for path in settings if _is_setting(os.path.basename(path))]
-    return [os.path.join(prefix, name) for name in names]
+    return [os.path.join(prefix, name) for name in (*names, *kept)]
 
 
 def _is_release(folder: str) -> bool:
@@ -194,10 +190,3 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []  # what this user cannot list, the jail cannot either
-
-
-def uncovered(mounts: Iterable[Mount], folders: Sequence[str]) -> Iterator[Mount]:
-    """The mounts without covers in folders that the user asked for by name."""
-    for mount in mounts:
-        if not isinstance(mount, Cover) or not any(contains(f, mount.target) for f in folders):
-            yield mount

@@ -36,14 +36,10 @@ class JailFolders:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> JailFolders:
-        return cls(Path(values["base"]), Path(values["workspace"]), Path(values["runtime"]))
+        return cls(*(Path(values[name]) for name in ("base", "workspace", "runtime")))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "base": str(self.base),
-            "workspace": str(self.workspace),
-            "runtime": str(self.runtime),
-        }
+        return {name: str(folder) for name, folder in vars(self).items()}
 
     disk = property(lambda self: self.base / "disk")
     image = property(lambda self: self.base / "disk.img")
@@ -58,13 +54,10 @@ class JailFolders:
         """Make them all. What an earlier sandbox of this name left behind is deleted first."""
         remove_tree(self.base)
         for folder in (
-            *(self.base.parent, self.base, self.disk, self.home),
-            *(self.etc, self.empty),
+            *(self.base.parent, self.base, self.disk, self.home, self.etc, self.empty),
+            *(self.workspace.parent, self.workspace, self.runtime),
         ):
             private_dir(folder)
-        private_dir(self.workspace.parent)
-        private_dir(self.workspace)
-        private_dir(self.runtime)
 
     def remove(self) -> None:
         """Delete all but a named workspace. No error if they are gone."""

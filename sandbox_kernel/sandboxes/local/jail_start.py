@@ -24,26 +24,23 @@ from sandbox_kernel.host_processes import ProcessId, adopt, reap
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.local import (
-    bubblewrap,
-    disk_image,
-    hidden_paths,
-    identity,
-    pip_stub,
-    proc_views,
-    seccomp,
-    systemd_scope,
-)
+from sandbox_kernel.sandboxes.local import bubblewrap, disk_image, seccomp, systemd_scope
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.guest_copy import compiled_guest
-from sandbox_kernel.sandboxes.local.identity import HOME
+from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, is_environment
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
-from sandbox_kernel.sandboxes.local.mounts import Bind, Mount
-from sandbox_kernel.sandboxes.local.overlay_venv import overlay_venv
-from sandbox_kernel.sandboxes.local.system_mounts import system_binds
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount
+from sandbox_kernel.sandboxes.local.overlay_venv import PIP_VARIABLES, overlay_venv
+from sandbox_kernel.sandboxes.local.system_mounts import (
+    HOME,
+    USER,
+    system_binds,
+    write_identity,
+    write_size,
+)
 from sandbox_kernel.spec import MAX_ENV, SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -54,7 +51,6 @@ AGENT_FOLDER = "/run/sandbox-kernel"
 GUEST_ROOT = "/opt/sandbox-kernel"
 _GUEST_FOLDER = f"{GUEST_ROOT}/{guest_program.PACKAGE}"
 _MAX_INFO = 64 * 1024
-F_SETPIPE_SZ = 1031
 _GIVE_UP_TIMEOUT = 5.0
 
 
@@ -102,7 +98,6 @@ class Launch:
         self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self.overlay_python = f"{OVERLAY}/bin/python"
         self.init: ProcessId | None = None
         self.cgroup: Cgroup | None = None
         self._own_disk = False
@@ -115,22 +110,20 @@ class Launch:
         log = self._open(self._folders.log, os.O_APPEND)
         state = self._open(self._folders.state)
         config_read, self._config = self._pipe()
-        fcntl.fcntl(self._config, F_SETPIPE_SZ, 4 * MAX_ENV)
+        fcntl.fcntl(self._config, fcntl.F_SETPIPE_SZ, 4 * MAX_ENV)
         block_read, self._block = self._pipe()
         self._info, info_write = self._pipe()
         # Chosen from outside, or it would be no limit.
         refuse = () if self._cpus is None else ("sched_setaffinity",)
         program = self._memory_file(seccomp.program(refuse=refuse))
-        meminfo, shown = proc_views.write(self._folders.runtime, self._limits.memory, self._cpus)
+        meminfo, shown = write_size(self._folders.runtime, self._limits.memory, self._cpus)
         given = (listener, config_read, log, state, self._open(meminfo))
         command = bubblewrap.jail_command(
             bubblewrap.find(),
             binds=binds,
             hostname=self._spec.name,
             tmp_bytes=self._limits.memory // 2,
-            shm_bytes=self._limits.memory // 2,
             env=self._environment(),
-            cwd="/",
             seccomp_fd=program,
             info_fd=info_write,
             block_fd=block_read,
@@ -260,7 +253,7 @@ class Launch:
             "own_disk": self._own_disk,
             "python": {
                 "host": self._python.executable,
-                "overlay": self.overlay_python,
+                "overlay": f"{OVERLAY}/bin/python",
                 "base": self._python.base_executable,
             },
         }
@@ -268,25 +261,29 @@ class Launch:
     # --- what the jail sees ---
 
     def _binds(self) -> list[Mount]:
-        shown: list[Mount] = [*system_binds(), *self._python.binds()]
-        environments = list(filter(hidden_paths.is_environment, self._spec.readable))
+        environments = list(filter(is_environment, self._spec.readable))
         asked_for = [os.path.normpath(p) for p in self._spec.readable if p not in environments]
-        shown = [*hidden_paths.uncovered(shown, asked_for)]
+        # No covers in folders that the user asked for by name.
+        shown: list[Mount] = [
+            mount
+            for mount in (*system_binds(), *self._python.binds())
+            if not (isinstance(mount, Cover) and any(contains(f, mount.target) for f in asked_for))
+        ]
         shown += [self._readable(path) for path in self._spec.readable]
         for path in environments:
-            shown += hidden_paths.covers(os.path.realpath(path), path, is_prefix=True)
+            shown += covers(os.path.realpath(path), path, is_prefix=True)
         hidden = [
             Bind(str(self._folders.empty), target)
             for secret in (data_dir(), runtime_dir())
             for target in _appearances(shown, secret)
         ]
-        self.overlay_python = overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
+        overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
         own = [
             Bind(str(self._folders.workspace), WORKSPACE, writable=True),
             Bind(str(self._folders.home), HOME, writable=True),
             Bind(str(self._guest), _GUEST_FOLDER),
         ]
-        return [*shown, *hidden, *identity.write_identity(self._folders.etc), *own]
+        return [*shown, *hidden, *write_identity(self._folders.etc), *own]
 
     def _readable(self, path: str) -> Bind:
         real = os.path.realpath(path)
@@ -309,8 +306,8 @@ class Launch:
             language = "C.UTF-8"
         env = {
             "HOME": HOME,
-            "USER": identity.USER,
-            "LOGNAME": identity.USER,
+            "USER": USER,
+            "LOGNAME": USER,
             "SHELL": "/bin/sh",
             "PATH": ":".join(dict.fromkeys(path)),
             "LANG": language,
@@ -319,7 +316,7 @@ class Launch:
             "TMPDIR": "/tmp",  # noqa: S108  (a path inside the sandbox)
             "VIRTUAL_ENV": OVERLAY,
             "XDG_CACHE_HOME": f"{HOME}/.cache",
-            **pip_stub.VARIABLES,
+            **PIP_VARIABLES,
             **python.variables(),
         }
         if "TZ" in os.environ:

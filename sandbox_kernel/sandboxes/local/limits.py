@@ -27,8 +27,6 @@ DEFAULT_MEMORY_LEAST = 2048 * MIB
 DEFAULT_PROCESSES = 1024
 DEFAULT_OPEN_FILES = 4096
 DEFAULT_DISK_MIB = 10 * 1024
-
-
 _DATA_SLACK = 1.25
 _LEAST_FILE_SIZE = 8 * MIB
 
@@ -56,9 +54,8 @@ class Limits:
                 f"this process may open itself ({most_files}). Ask for less, or raise the hard "
                 f"limit (ulimit -Hn)."
             )
-        memory = spec.memory_mib * MIB if spec.memory_mib else _default_memory()
         return cls(
-            memory=memory,
+            memory=spec.memory_mib * MIB if spec.memory_mib else _default_memory(),
             cpus=spec.cpus,
             processes=spec.processes or DEFAULT_PROCESSES,
             open_files=spec.open_files or min(DEFAULT_OPEN_FILES, most_files),
@@ -94,26 +91,23 @@ class Limits:
         """Spec field -> the value in force and by what."""
         held = cgroup.folders if cgroup else {}
         by_cgroup = f"cgroup v{cgroup.version}" if cgroup else ""
-        words = {
-            "memory_mib": f"{self.memory // MIB} MiB "
-            f"({by_cgroup if 'memory' in held else 'rlimit and watch'})",
-            "open_files": f"{self.open_files} a process (rlimit)",
-            "disk_mib": f"{self.disk // MIB} MiB "
-            f"({'own file system' if own_disk else 'rlimit a file, and watch'})",
-        }
-        if "pids" in held:
-            words["processes"] = f"{self.processes} ({by_cgroup})"
-        else:
-            means = "rlimit" if _process_rlimit_works() else "watch"
-            words["processes"] = f"{self.processes} ({means})"
+        memory = by_cgroup if "memory" in held else "rlimit and watch"
+        disk = "own file system" if own_disk else "rlimit a file, and watch"
+        processes = "rlimit" if _process_rlimit_works() else "watch"
+        usable = len(os.sched_getaffinity(0))
         if self.cpus is None:
-            words["cpus"] = f"all {len(os.sched_getaffinity(0))}"
+            cpus = f"all {usable}"
         elif "cpu" in held:
-            words["cpus"] = f"{self.cpus:g} ({by_cgroup})"
+            cpus = f"{self.cpus:g} ({by_cgroup})"
         else:
-            usable = len(os.sched_getaffinity(0))
-            words["cpus"] = f"{min(math.ceil(self.cpus), usable)} (CPU affinity)"
-        return words
+            cpus = f"{min(math.ceil(self.cpus), usable)} (CPU affinity)"
+        return {
+            "memory_mib": f"{self.memory // MIB} MiB ({memory})",
+            "open_files": f"{self.open_files} a process (rlimit)",
+            "disk_mib": f"{self.disk // MIB} MiB ({disk})",
+            "processes": f"{self.processes} ({by_cgroup if 'pids' in held else processes})",
+            "cpus": cpus,
+        }
 
     def choose_cpus(self) -> list[int] | None:
         """As many CPUs as asked for, at random, so that jails do not crowd on the first ones. None

@@ -1,6 +1,10 @@
 """The jail's own virtual environment, on top of the host's.
 
-``pip install`` in the jail writes to it; packages that it lacks are imported from the host's.
+``pip install`` in the jail writes to it; packages that it lacks are imported from the host's. So
+``python -m pip`` works with the host's pip; but the command ``pip`` of the host's environment would
+install there, where nothing can be written, so the jail has its own. Without a network pip would
+try for ten seconds to reach its index, and then say that it has no matching distribution, as of a
+package that does not exist: a module says what is the matter.
 """
 
 from __future__ import annotations
@@ -8,13 +12,51 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.sandboxes.local import pip_stub
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 
+PIP_VARIABLES = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+_PIP_MODULE = "_sandbox_pip"
+# Loads it in ``python -m pip``, and in nothing else.
+_PIP_MODULE_LOADED = f'"pip" in getattr(sys, "orig_argv", ())[1:3] and __import__("{_PIP_MODULE}")'
 _PARENT_PTH = "zzz_sandbox_parent.pth"  # last: an editable install in the jail comes before it
+
+_PIP_COMMAND = """\
+#!{python}
+import runpy, sys
+import {module}
+try:
+    runpy.run_module("pip", run_name="__main__", alter_sys=False)
+except ImportError as error:
+    sys.exit("pip cannot be run in this sandbox: %s" % error)
+"""
+
+_PIP_MODULE_SOURCE = '''\
+"""Says after a failed ``pip install`` that this sandbox has no network. Needs Python 3.9."""
+import sys
+
+NOTE = """
+NOTE: this sandbox has no network, so pip cannot reach a package index. Install the package on
+the host, in the environment of this kernel, and restart the kernel:
+    {host} -m pip install NAME
+What is in the sandbox can be installed as always: wheels and folders by their path, or
+--no-index --find-links FOLDER. A kernel of a backend with egress can reach an index."""
+COMMANDS = ("install", "download", "wheel")
+
+
+def _exit(status=None, leave=sys.exit):
+    asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if status and asked and asked[0] in COMMANDS and "--no-index" not in sys.argv:
+        print(NOTE, file=sys.stderr, flush=True)
+    leave(status)
+
+
+sys.exit = _exit
+'''
 
 
 def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> str:
@@ -36,7 +78,7 @@ def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> s
     if environment.pip_wheel:
         # site runs a virtual environment's .pth files twice, but adds a folder once only.
         statements.append(f"sys.path.extend({{{environment.pip_wheel!a}}}.difference(sys.path))")
-    statements.append(pip_stub.WHEN)
+    statements.append(_PIP_MODULE_LOADED)
     interpreter = f"{target.rstrip('/')}/bin/python"
     configuration = (
         f"home = {os.path.dirname(environment.base_executable)}\n"
@@ -53,13 +95,15 @@ def overlay_venv(environment: PythonEnvironment, folder: Path, target: str) -> s
             binaries = _enter(stack, root, "bin")
             for name in ("python", "python3", f"python{major}.{minor}"):
                 _replace_link(binaries, name, environment.base_executable)
-            for name in pip_stub.names(environment.version):
-                _replace_file(binaries, name, pip_stub.script(interpreter), 0o755)
+            command = _PIP_COMMAND.format(python=interpreter, module=_PIP_MODULE)
+            for name in ("pip", f"pip{major}", f"pip{major}.{minor}"):
+                _replace_file(binaries, name, command, 0o755)
             site = root
             for name in ("lib", f"python{major}.{minor}", "site-packages"):
                 site = _enter(stack, site, name)
             _replace_link(root, "lib64", "lib")
-            _replace_file(site, f"{pip_stub.MODULE}.py", pip_stub.module(environment.executable))
+            module = _PIP_MODULE_SOURCE.replace("{host}", environment.executable)
+            _replace_file(site, f"{_PIP_MODULE}.py", module)
             _replace_file(site, _PARENT_PTH, "; ".join(["import site, sys", *statements]) + "\n")
             _replace_file(root, "pyvenv.cfg", configuration)
         except OSError as error:
@@ -92,24 +136,23 @@ def _replace_link(folder: int, name: str, text: str) -> None:
     with contextlib.suppress(OSError):
         if os.readlink(name, dir_fd=folder) == text:
             return
-    temporary = _unused(name)
-    os.symlink(text, temporary, dir_fd=folder)
-    _move_over(folder, temporary, name)
+    with _replacing(folder, name) as temporary:
+        os.symlink(text, temporary, dir_fd=folder)
 
 
 def _replace_file(folder: int, name: str, text: str, mode: int = 0o644) -> None:
-    temporary = _unused(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, mode, dir_fd=folder), "w") as file:
-        file.write(text)
-    _move_over(folder, temporary, name)
+    with _replacing(folder, name) as temporary:
+        fd = os.open(temporary, flags, mode, dir_fd=folder)
+        with open(fd, "w") as file:
+            file.write(text)
 
 
-def _unused(name: str) -> str:
-    return f".{name}-{os.urandom(8).hex()}"
-
-
-def _move_over(folder: int, temporary: str, name: str) -> None:
+@contextlib.contextmanager
+def _replacing(folder: int, name: str) -> Iterator[str]:
+    """The name of what then takes the place of ``name``."""
+    temporary = f".{name}-{os.urandom(8).hex()}"
+    yield temporary
     try:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:

@@ -18,7 +18,7 @@ import platform
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.sandboxes.local.syscalls import ALLOWED, BY_ARGUMENTS, REFUSED, numbers
@@ -64,23 +64,76 @@ _RLIMIT_CORE = 4
 _PERSONALITIES = (0, 0xFFFFFFFF)  # the ordinary one, and the question for the current one
 
 
-@dataclass(frozen=True)
-class _Machine:
-    audit: int
-    """AUDIT_ARCH_*: what seccomp calls the architecture of a system call."""
-    allowed: Mapping[str, int]
-    by_arguments: Mapping[str, int]
-    refused: Mapping[str, int]
-
-    @classmethod
-    def of(cls, name: str, audit: int) -> _Machine:
-        return cls(audit, *(numbers(table, name) for table in (ALLOWED, BY_ARGUMENTS, REFUSED)))
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""AUDIT_ARCH_*: what seccomp calls the architecture of a system call."""
 
 
-_MACHINES = {
-    "x86_64": _Machine.of("x86_64", 0xC000003E),
-    "aarch64": _Machine.of("aarch64", 0xC00000B7),
-}
+class _Op(NamedTuple):
+    """An instruction. Jumps go forward only, to a label; none is the next instruction."""
+
+    code: int
+    value: int = 0
+    then: str = ""
+    otherwise: str = ""
+
+
+# A string is a label: the name of the next instruction.
+_RULES: Sequence[_Op | str] = (
+    "clone",
+    _Op(_LOAD, _argument(0)),
+    _Op(_ANY_BIT, _NEW_NAMESPACE, then="refuse", otherwise="allow"),
+    "ioctl",
+    _Op(_LOAD, _argument(1)),
+    _Op(_EQUAL, _TIOCSTI, then="refuse"),
+    _Op(_EQUAL, _TIOCLINUX, then="refuse", otherwise="allow"),
+    "personality",
+    _Op(_LOAD, _argument(0)),
+    *(_Op(_EQUAL, allowed, then="allow") for allowed in _PERSONALITIES),
+    _Op(_RETURN, _fail(errno.EPERM)),
+    # Everybody may see anybody's limits, but change his own only: those of the jail's keepers,
+    # who have the same uid, are what their watch depends on. The limit of core dumps stays what
+    # the host has made it. Programs that set it want none, so they are told that it is done.
+    "prlimit64",
+    _Op(_LOAD, _argument(2)),
+    _Op(_EQUAL, 0, otherwise="new limit"),
+    _Op(_LOAD, _argument(2) + 4),
+    _Op(_EQUAL, 0, otherwise="new limit"),
+    _Op(_RETURN, _ALLOW),
+    "new limit",
+    _Op(_LOAD, _argument(0)),
+    _Op(_EQUAL, 0, otherwise="refuse"),
+    _Op(_LOAD, _argument(1)),
+    _Op(_EQUAL, _RLIMIT_CORE, otherwise="allow"),
+    _Op(_LOAD, _argument(3)),
+    _Op(_EQUAL, 0, otherwise="refuse"),
+    _Op(_LOAD, _argument(3) + 4),
+    _Op(_EQUAL, 0, otherwise="refuse"),
+    _Op(_RETURN, _fail(0)),
+    "setrlimit",
+    _Op(_LOAD, _argument(0)),
+    _Op(_EQUAL, _RLIMIT_CORE, otherwise="allow"),
+    _Op(_RETURN, _fail(0)),
+    "socketpair",
+    "socket",
+    _Op(_LOAD, _argument(0)),
+    _Op(_EQUAL, socket.AF_UNIX, then="allow"),
+    _Op(_EQUAL, socket.AF_INET, then="internet"),
+    _Op(_EQUAL, socket.AF_INET6, then="internet"),
+    _Op(_EQUAL, _AF_NETLINK, otherwise="no such family"),
+    _Op(_LOAD, _argument(2)),
+    _Op(_EQUAL, _NETLINK_ROUTE, then="allow", otherwise="no such protocol"),
+    "internet",
+    _Op(_LOAD, _argument(2)),
+    *(_Op(_EQUAL, protocol, then="allow") for protocol in _PROTOCOLS),
+    "no such protocol",
+    _Op(_RETURN, _fail(errno.EPROTONOSUPPORT)),
+    "no such family",
+    _Op(_RETURN, _fail(errno.EAFNOSUPPORT)),
+    "allow",
+    _Op(_RETURN, _ALLOW),
+    "refuse",
+    _Op(_RETURN, _fail(errno.EPERM)),
+)
 
 
 def program(machine: str | None = None, *, refuse: Collection[str] = ()) -> bytes:
@@ -91,93 +144,30 @@ def program(machine: str | None = None, *, refuse: Collection[str] = ()) -> byte
     filter would be a silent downgrade.
     """
     name = machine or platform.machine()
-    known = _MACHINES.get(name)
-    if known is None:
+    if name not in _MACHINES:
         raise SandboxUnavailable(
             f"The local jail has no seccomp filter for {name!r} machines, only for "
             f"{' and '.join(sorted(_MACHINES))}. Use another backend on this machine."
         )
-    return _filter(known, refuse).assemble()
-
-
-def _filter(machine: _Machine, refuse: Collection[str]) -> _Assembler:
-    decisions: dict[int, str] = {}
-    for name, number in (*machine.allowed.items(), *machine.by_arguments.items()):
-        decisions[number] = name if name in machine.by_arguments else "allow"
-        if name in refuse:
-            decisions[number] = "refuse"
-    decisions.update(dict.fromkeys(machine.refused.values(), "refuse"))
-
-    asm = _Assembler()
+    decisions = {
+        **dict.fromkeys(numbers(ALLOWED, name), "allow"),
+        **{call: call for call in numbers(BY_ARGUMENTS, name)},
+        **dict.fromkeys((*numbers(REFUSED, name), *refuse), "refuse"),
+    }
+    calls = numbers(ALLOWED + BY_ARGUMENTS + REFUSED, name)
     # The numbers mean something else on a foreign architecture (i386 calls on x86_64). Those of
     # the x32 ABI are this one's with a bit set, and larger than all that are known.
-    asm.load(_ARCH)
-    asm.jump(_EQUAL, machine.audit, then="this machine")
-    asm.finish(_KILL)
-    asm.label("this machine")
-    asm.load(_NR)
-    _search(asm, _ranges(decisions))
-
-    asm.label("clone")
-    asm.load(_argument(0))
-    asm.jump(_ANY_BIT, _NEW_NAMESPACE, then="refuse", otherwise="allow")
-
-    asm.label("ioctl")
-    asm.load(_argument(1))
-    asm.jump(_EQUAL, _TIOCSTI, then="refuse")
-    asm.jump(_EQUAL, _TIOCLINUX, then="refuse", otherwise="allow")
-
-    asm.label("personality")
-    asm.load(_argument(0))
-    for allowed in _PERSONALITIES:
-        asm.jump(_EQUAL, allowed, then="allow")
-    asm.finish(_fail(errno.EPERM))
-
-    # Everybody may see anybody's limits, but change his own only: those of the jail's keepers,
-    # who have the same uid, are what their watch depends on. The limit of core dumps stays what
-    # the host has made it. Programs that set it want none, so they are told that it is done.
-    asm.label("prlimit64")
-    for half in (0, 4):
-        asm.load(_argument(2) + half)
-        asm.jump(_EQUAL, 0, otherwise="new limit")
-    asm.finish(_ALLOW)
-    asm.label("new limit")
-    asm.load(_argument(0))
-    asm.jump(_EQUAL, 0, otherwise="refuse")
-    asm.load(_argument(1))
-    asm.jump(_EQUAL, _RLIMIT_CORE, otherwise="allow")
-    for half in (0, 4):
-        asm.load(_argument(3) + half)
-        asm.jump(_EQUAL, 0, otherwise="refuse")
-    asm.finish(_fail(0))
-    asm.label("setrlimit")
-    asm.load(_argument(0))
-    asm.jump(_EQUAL, _RLIMIT_CORE, otherwise="allow")
-    asm.finish(_fail(0))
-
-    asm.label("socketpair")
-    asm.label("socket")
-    asm.load(_argument(0))
-    asm.jump(_EQUAL, socket.AF_UNIX, then="allow")
-    asm.jump(_EQUAL, socket.AF_INET, then="internet")
-    asm.jump(_EQUAL, socket.AF_INET6, then="internet")
-    asm.jump(_EQUAL, _AF_NETLINK, otherwise="no such family")
-    asm.load(_argument(2))
-    asm.jump(_EQUAL, _NETLINK_ROUTE, then="allow", otherwise="no such protocol")
-    asm.label("internet")
-    asm.load(_argument(2))
-    for protocol in _PROTOCOLS:
-        asm.jump(_EQUAL, protocol, then="allow")
-    asm.label("no such protocol")
-    asm.finish(_fail(errno.EPROTONOSUPPORT))
-    asm.label("no such family")
-    asm.finish(_fail(errno.EAFNOSUPPORT))
-
-    asm.label("allow")
-    asm.finish(_ALLOW)
-    asm.label("refuse")
-    asm.finish(_fail(errno.EPERM))
-    return asm
+    return _assemble(
+        [
+            _Op(_LOAD, _ARCH),
+            _Op(_EQUAL, _MACHINES[name], then="this machine"),
+            _Op(_RETURN, _KILL),
+            "this machine",
+            _Op(_LOAD, _NR),
+            *_search(_ranges({calls[call]: decision for call, decision in decisions.items()})),
+            *_RULES,
+        ]
+    )
 
 
 def _ranges(decisions: Mapping[int, str]) -> list[tuple[int, str]]:
@@ -190,65 +180,44 @@ def _ranges(decisions: Mapping[int, str]) -> list[tuple[int, str]]:
     return found
 
 
-def _search(asm: _Assembler, ranges: Sequence[tuple[int, str]]) -> None:
+def _search(ranges: Sequence[tuple[int, str]]) -> list[_Op | str]:
     """Find the range of the number in the accumulator, by halving, and do what it says."""
     if len(ranges) > 1:
         middle = len(ranges) // 2
         first = ranges[middle][0]
-        asm.jump(_AT_LEAST, first, otherwise=f"below {first}")
-        asm.go(f"from {first}")
-        asm.label(f"below {first}")
-        _search(asm, ranges[:middle])
-        asm.label(f"from {first}")
-        _search(asm, ranges[middle:])
-        return
+        return [
+            _Op(_AT_LEAST, first, otherwise=f"below {first}"),
+            _Op(_GO, then=f"from {first}"),
+            f"below {first}",
+            *_search(ranges[:middle]),
+            f"from {first}",
+            *_search(ranges[middle:]),
+        ]
     decision = ranges[0][1]
     answers = {"allow": _ALLOW, "refuse": _fail(errno.EPERM), "no such call": _fail(errno.ENOSYS)}
-    if decision in answers:
-        asm.finish(answers[decision])
-    else:
-        asm.go(decision)
+    return [_Op(_RETURN, answers[decision]) if decision in answers else _Op(_GO, then=decision)]
 
 
-class _Assembler:
-    """Classic BPF with labels. All go forward only, and ``jump`` over at most 255 instructions."""
+def _assemble(lines: Sequence[_Op | str]) -> bytes:
+    labels: dict[str, int] = {}
+    code: list[_Op] = []
+    for line in lines:
+        if isinstance(line, str):
+            labels[line] = len(code)
+        else:
+            code.append(line)
 
-    def __init__(self) -> None:
-        self._code: list[tuple[int, str, str, int]] = []
-        self._labels: dict[str, int] = {}
+    def distance(at: int, label: str, limit: int = 255) -> int:
+        far = labels[label] - at - 1 if label else 0
+        if not 0 <= far <= limit:
+            raise AssertionError(f"The label {label!r} is {far} instructions away.")
+        return far
 
-    def load(self, offset: int) -> None:
-        """Load 32 bits of struct seccomp_data into the accumulator."""
-        self._code.append((_LOAD, "", "", offset))
-
-    def jump(self, test: int, value: int, *, then: str = "", otherwise: str = "") -> None:
-        """Compare the accumulator and jump; no label means: go on with the next instruction."""
-        self._code.append((test, then, otherwise, value))
-
-    def go(self, label: str) -> None:
-        """Go to a label, however far away."""
-        self._code.append((_GO, label, "", 0))
-
-    def finish(self, action: int) -> None:
-        """End the program with an action."""
-        self._code.append((_RETURN, "", "", action))
-
-    def label(self, name: str) -> None:
-        """Name the next instruction."""
-        self._labels[name] = len(self._code)
-
-    def assemble(self) -> bytes:
-        return b"".join(
-            struct.pack("=HBBI", code, 0, 0, self._distance(at, then, _FAR))
-            if code == _GO
-            else struct.pack(
-                "=HBBI", code, self._distance(at, then), self._distance(at, other), value
-            )
-            for at, (code, then, other, value) in enumerate(self._code)
-        )
-
-    def _distance(self, at: int, label: str, limit: int = 255) -> int:
-        distance = self._labels[label] - at - 1 if label else 0
-        if not 0 <= distance <= limit:
-            raise AssertionError(f"The label {label!r} is {distance} instructions away.")
-        return distance
+    packed = b""
+    for at, op in enumerate(code):
+        if op.code == _GO:
+            packed += struct.pack("=HBBI", _GO, 0, 0, distance(at, op.then, _FAR))
+        else:
+            jumps = distance(at, op.then), distance(at, op.otherwise)
+            packed += struct.pack("=HBBI", op.code, *jumps, op.value)
+    return packed

@@ -6,6 +6,7 @@ asks the user's manager, root the system's. The scope ends with the jail.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -13,14 +14,8 @@ import time
 from pathlib import Path
 
 from sandbox_kernel.host_programs import find_program, host_environment
-from sandbox_kernel.sandboxes.local.cgroup import (
-    CPU_PERIOD_US,
-    IO_WEIGHT,
-    Cgroup,
-    cgroups_allowed,
-    own_unified_path,
-    unified_folder,
-)
+from sandbox_kernel.sandboxes.local import cgroup
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.limits import Limits
 
 _TIMEOUT = 5.0
@@ -38,7 +33,7 @@ def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
     that can limit memory or processes. Takes a few milliseconds, and seconds at most."""
     bus = _bus()
     busctl = find_program("busctl")
-    if bus is None or busctl is None or not cgroups_allowed() or not _can_limit():
+    if bus is None or busctl is None or not cgroup.cgroups_allowed() or not _can_limit():
         return None
     if bus in _in_vain:
         return None
@@ -78,13 +73,11 @@ _in_vain: set[Path] = set()
 def _can_limit() -> bool:
     """Whether version 2 has what it takes here; with version 1 managers of users can limit
     nothing."""
-    root = unified_folder("/")
-    try:
-        return root is not None and bool(
-            {"memory", "pids"} & set((root / "cgroup.controllers").read_text().split())
-        )
-    except OSError:
-        return False
+    root = cgroup.unified_folder("/")
+    with contextlib.suppress(OSError):
+        found = (root / "cgroup.controllers").read_text().split() if root else []
+        return bool({"memory", "pids"} & set(found))
+    return False
 
 
 def _bus() -> Path | None:
@@ -102,7 +95,7 @@ def _bus() -> Path | None:
 def _outlives_sessions() -> bool:
     """Whether this process is a service of the system's, for a user whose manager ends, with all
     of its scopes, when that user next logs out."""
-    if not own_unified_path().startswith("/system.slice/"):
+    if not cgroup.own_unified_path().startswith("/system.slice/"):
         return False
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
@@ -119,13 +112,13 @@ def _properties(pid: int, limits: Limits) -> list[str]:
         "MemoryMax": ["t", str(limits.memory)],
         "MemorySwapMax": ["t", "0"],
         "TasksMax": ["t", str(limits.processes)],
-        "IOWeight": ["t", str(IO_WEIGHT)],
+        "IOWeight": ["t", str(cgroup.IO_WEIGHT)],
         # Without this, systemd would end the scope when one process exceeds the memory limit.
         "Delegate": ["b", "true"],
     }
     if limits.cpus:
         properties["CPUQuotaPerSecUSec"] = ["t", str(int(limits.cpus * 1_000_000))]
-        properties["CPUQuotaPeriodUSec"] = ["t", str(CPU_PERIOD_US)]
+        properties["CPUQuotaPeriodUSec"] = ["t", str(cgroup.CPU_PERIOD_US)]
     words = [str(len(properties))]
     for name, value in properties.items():
         words += [name, *value]
@@ -141,15 +134,13 @@ def _folder(pid: int, unit: str) -> Path | None:
         except OSError:
             return None  # it has ended
         for line in lines:
-            number, _, path = line.split(":", 2)
-            if number == "0" and path.endswith(f"/{unit}"):
-                return unified_folder(path)
+            if line.startswith("0::") and line.endswith(f"/{unit}"):
+                return cgroup.unified_folder(line[3:])
         time.sleep(_POLL)
     return None
 
 
 def _limited(file: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return not file.read_text().startswith("max")
-    except OSError:
-        return False
+    return False
