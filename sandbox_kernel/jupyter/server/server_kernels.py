@@ -44,7 +44,7 @@ class ServerKernels:
     def provisioner(self, kernel_id: str) -> SandboxProvisioner | None:
         return provisioner_of(self.manager, kernel_id)
 
-    def _kernel(self, kernel_id: str) -> SandboxedKernel | None:
+    def kernel(self, kernel_id: str) -> SandboxedKernel | None:
         provisioner = self.provisioner(kernel_id)
         return provisioner.kernel if provisioner is not None else None
 
@@ -61,7 +61,7 @@ class ServerKernels:
         if kernel_id not in self.outputs:
             self.outputs[kernel_id] = KernelOutput(
                 kernel_id,
-                partial(self._kernel, kernel_id),
+                partial(self.kernel, kernel_id),
                 self.record_limit,
                 partial(self._hint, kernel_id),
             )
@@ -95,10 +95,14 @@ class ServerKernels:
         provisioner, paths = self.with_paths().get(kernel_id, (None, []))
         if provisioner is None or provisioner.kernel is None or not paths:
             return ""
-        folder = os.path.dirname(to_os_path(ApiPath(paths[0]), self.app.root_dir))
+        folder = os.path.dirname(self.on_host(paths[0]))
         workspace = provisioner.saved_workspace
         upload = workspace.upload if workspace is not None else "none"
         return in_lines(hint(error, folder, provisioner.kernel.handle.workdir, upload))
+
+    def on_host(self, path: str) -> str:
+        """A path of the contents service, as the host has it."""
+        return os.path.abspath(to_os_path(ApiPath(path), self.app.root_dir)) if path else ""
 
     def with_paths(self) -> dict[str, tuple[SandboxProvisioner, list[str]]]:
         """The running kernels, each with the paths of its sessions."""
