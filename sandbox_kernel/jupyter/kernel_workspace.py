@@ -89,10 +89,8 @@ def folder_of(cwd: str | None) -> str:
     return os.path.abspath(cwd or os.getcwd())
 
 
-def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
+def from_dict(values: Mapping[str, Any]) -> KernelWorkspace:
     """The inverse of ``dataclasses.asdict``."""
-    if values is None:
-        return None
     upload = values["upload"]
     return KernelWorkspace(
         **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}

@@ -372,7 +372,8 @@ class SandboxProvisioner(ProvisionedKernel):
             raise SandboxError(f"Kernel {self.kernel_id} runs already in {self.sandbox_name}.")
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
-        self.saved_workspace = kernel_workspace.from_dict(provisioner_info.get("saved_workspace"))
+        workspace = provisioner_info.get("saved_workspace")
+        self.saved_workspace = kernel_workspace.from_dict(workspace) if workspace else None
         self._save_in_time(self._kernel)
         handle = self._kernel.handle
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))

@@ -198,7 +198,6 @@ async def _outdated(unsaved: Unsaved) -> bool:
     from sandbox_kernel.workspace import notebook_identity
 
     workspace = kernel_workspace.from_dict(unsaved.workspace)
-    assert workspace is not None
     store = await aside(kernel_workspace.open_store, unsaved.store)
     name = await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
     latest = await aside(store.latest, name)
@@ -215,7 +214,6 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
         return
     unsaved = waiting
     workspace = kernel_workspace.from_dict(unsaved.workspace)
-    assert workspace is not None
     client = load_backend(unsaved.backend)
     handle = await client.get(unsaved.sandbox)
     if await kernel_workspace.leftovers(handle) is None:

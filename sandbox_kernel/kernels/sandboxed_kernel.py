@@ -15,7 +15,6 @@ from typing import Any
 
 from sandbox_kernel import guest_program
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
-from sandbox_kernel.kernel_death import Before
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
@@ -241,7 +240,7 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
-        self._before = Before.now(await self.handle.info())
+        self._before = await self.handle.info()
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:

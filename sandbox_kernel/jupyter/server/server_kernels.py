@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from jupyter_server.utils import ApiPath, to_os_path
@@ -59,12 +58,7 @@ class ServerKernels:
                 "Kernel %s goes on, but the next server will not find it: %s", kernel_id, error
             )
         if kernel_id not in self.outputs:
-            self.outputs[kernel_id] = KernelOutput(
-                kernel_id,
-                partial(self.kernel, kernel_id),
-                self.record_limit,
-                partial(self._hint, kernel_id),
-            )
+            self.outputs[kernel_id] = KernelOutput(self, kernel_id)
         return self.outputs[kernel_id]
 
     async def _write(self, saved: SavedKernel) -> None:
@@ -90,7 +84,7 @@ class ServerKernels:
         if kernel_id in self.outputs:
             self.outputs[kernel_id].notices.say(in_lines(text))
 
-    def _hint(self, kernel_id: str, error: Mapping[str, Any]) -> str:
+    def hint(self, kernel_id: str, error: Mapping[str, Any]) -> str:
         """What to say in a notebook after an error of a cell."""
         provisioner, paths = self.with_paths().get(kernel_id, (None, []))
         if provisioner is None or provisioner.kernel is None or not paths:
