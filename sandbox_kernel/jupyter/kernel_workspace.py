@@ -56,8 +56,7 @@ def workspace_of(
     configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
 ) -> KernelWorkspace | None:
     """The workspace of a kernel that is to be started; None if it has none."""
-    notebook = configuration.notebook or env.get("JPY_SESSION_NAME", "")
-    notebook = os.path.abspath(notebook) if notebook.endswith(NOTEBOOK) else ""
+    notebook = configuration.notebook or notebook_in(env)
     name = configuration.workspace
     if not (name or notebook) or not configuration.persist:
         return None
@@ -76,10 +75,8 @@ def workspace_of(
     )
 
 
-def notebook_of(workspace: KernelWorkspace | None, env: Mapping[str, str]) -> str:
-    """Path of the notebook that a kernel was started for, even if its files are not saved."""
-    if workspace is not None and workspace.notebook:
-        return workspace.notebook
+def notebook_in(env: Mapping[str, str]) -> str:
+    """Path of the notebook that Jupyter Server starts a kernel for; empty if there is none."""
     named = env.get("JPY_SESSION_NAME", "")
     return os.path.abspath(named) if named.endswith(NOTEBOOK) else ""
 

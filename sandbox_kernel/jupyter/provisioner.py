@@ -252,7 +252,8 @@ class SandboxProvisioner(ProvisionedKernel):
             warm=configuration.warm_start,
         )
         await set_up_pausing(kernel, configuration, self.connection_info)
-        await self.note_files(kernel_workspace.notebook_of(self.saved_workspace, env))
+        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
+        await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
 
     async def _create(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
