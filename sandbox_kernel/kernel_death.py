@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from sandbox_kernel.sandboxes.base import SandboxInfo
 from sandbox_kernel.untrusted_text import printable
@@ -28,27 +26,19 @@ and is not true in a notebook."""
 _LINES = 20
 
 
-@dataclass(frozen=True)
-class Before:
-    """What a sandbox had killed when its kernel was launched."""
-
-    oom_kills: int = 0
-    killed: Mapping[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def now(cls, info: SandboxInfo) -> Before:
-        return cls(info.oom_kills, dict(info.killed))
-
-
-def cause_of_death(code: int, pid: int | None, info: SandboxInfo, before: Before) -> str:
-    """Why the kernel with this pid ended, if its sandbox knows; else its exit code in words."""
+def cause_of_death(
+    code: int, pid: int | None, info: SandboxInfo, before: SandboxInfo | None
+) -> str:
+    """Why the kernel with this pid ended, if its sandbox knows; else its exit code in words.
+    ``before``: the sandbox when the kernel was launched."""
     if code not in _KILLED:
         return describe_exit(code)
-    new = {p: why for p, why in info.killed.items() if before.killed.get(p) != why}
+    killed, oom_kills = (before.killed, before.oom_kills) if before else ({}, 0)
+    new = {p: why for p, why in info.killed.items() if killed.get(p) != why}
     if pid in new:
         return new[pid]
     others = sum(why.startswith(_MEMORY) for why in new.values())
-    if info.oom_kills - before.oom_kills <= others:
+    if info.oom_kills - oom_kills <= others:
         return describe_exit(code)
     limit, peak = info.limits.get("memory_mib", "its limit"), info.detail.get("peak_memory_mib")
     if peak:

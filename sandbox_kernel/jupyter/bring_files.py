@@ -15,7 +15,7 @@ from sandbox_kernel.spec import KernelConfiguration
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
-    from sandbox_kernel.workspace import SaveInfo, Store, UploadPolicy
+    from sandbox_kernel.workspace import Store, UploadPolicy
 
 _MOST_LISTED = 20
 
@@ -25,22 +25,21 @@ async def bring_files(
     workspace: KernelWorkspace | None,
     configuration: KernelConfiguration,
     cwd: str | None,
-    log: Log,
 ) -> tuple[KernelWorkspace | None, list[str]]:
     """The provisioner calls it for a new sandbox. The kernel's workspace, if it has one, with its
     id in the store, and warnings for the user, which are also logged. On the background loop."""
     warnings: list[str] = []
     if workspace is not None:
-        workspace, warnings = await _bring_workspace(kernel, workspace, log)
+        workspace, warnings = await _bring_workspace(kernel, workspace)
     elif configuration.persist:
-        warnings = await _without_workspace(kernel, configuration, folder_of(cwd), log)
+        warnings = await _without_workspace(kernel, configuration, folder_of(cwd))
     for line in warnings:
-        log.warning("Sandbox %s: %s", kernel.handle.name, line)
+        kernel.log.warning("Sandbox %s: %s", kernel.handle.name, line)
     return workspace, warnings
 
 
 async def _without_workspace(
-    kernel: SandboxedKernel, configuration: KernelConfiguration, folder: str, log: Log
+    kernel: SandboxedKernel, configuration: KernelConfiguration, folder: str
 ) -> list[str]:
     """A kernel without a workspace gets the files of its folder, too, if ``upload`` asks."""
     if configuration.upload != "none":
@@ -48,7 +47,7 @@ async def _without_workspace(
 
         policy = UploadPolicy.parse(configuration.upload)
         if policy.mode != "none":
-            await _bring_folder(kernel, folder, policy, log)
+            await _bring_folder(kernel, folder, policy)
     if not configuration.mirror:
         return []
     return [
@@ -58,18 +57,20 @@ async def _without_workspace(
 
 
 async def _bring_workspace(
-    kernel: SandboxedKernel, workspace: KernelWorkspace, log: Log
+    kernel: SandboxedKernel, workspace: KernelWorkspace
 ) -> tuple[KernelWorkspace, list[str]]:
     """Bring the latest save into a sandbox, with the changes of the notebook's folder since then
     that ``upload`` selects; without a save, the selected files of the folder."""
     from sandbox_kernel.workspace import UploadPolicy, hydrate, upload
 
-    policy = UploadPolicy.parse(workspace.upload)
+    policy, log = UploadPolicy.parse(workspace.upload), kernel.log
+    folder = workspace.folder if policy.mode != "none" else ""
     try:
         store = await asyncio.to_thread(open_store)
         workspace, warnings = await asyncio.to_thread(_claim, store, workspace)
-        latest = await asyncio.to_thread(_latest, store, workspace.name)
-        if latest is not None and workspace.folder and policy.mode != "none":
+        retired = await asyncio.to_thread(store.retired, workspace.name)
+        latest = None if retired else await asyncio.to_thread(store.latest, workspace.name)
+        if latest is not None and folder:
             warnings += await asyncio.to_thread(_update, store, workspace, policy, log)
             latest = await asyncio.to_thread(store.find, workspace.name)
         if latest is not None:
@@ -82,17 +83,11 @@ async def _bring_workspace(
                 "Workspace %s is in sandbox %s: %d files, %.2f s",
                 *(workspace.name, kernel.handle.name, report.files, report.seconds),
             )
-        elif workspace.folder and policy.mode != "none":
-            first = await upload(
-                kernel,
-                store,
-                workspace.name,
-                workspace.folder,
-                policy,
-                notebook=workspace.notebook,
-            )
+        elif folder:
+            name, notebook = workspace.name, workspace.notebook
+            first = await upload(kernel, store, name, folder, policy, notebook=notebook)
             if first is not None:
-                _log_upload(log, kernel, first.files, workspace.folder)
+                _log_upload(kernel, first.files, folder)
     except SandboxError as error:
         raise WorkspaceError(
             f"The files of workspace {workspace.name!r} could not be brought into sandbox "
@@ -102,8 +97,8 @@ async def _bring_workspace(
     return workspace, warnings
 
 
-def _log_upload(log: Log, kernel: SandboxedKernel, files: int, folder: str) -> None:
-    log.info("Uploaded %d files of %s to sandbox %s", files, folder, kernel.handle.name)
+def _log_upload(kernel: SandboxedKernel, files: int, folder: str) -> None:
+    kernel.log.info("Uploaded %d files of %s to sandbox %s", files, folder, kernel.handle.name)
 
 
 def _claim(store: Store, workspace: KernelWorkspace) -> tuple[KernelWorkspace, list[str]]:
@@ -140,9 +135,7 @@ def _update(store: Store, workspace: KernelWorkspace, policy: UploadPolicy, log:
     ]
 
 
-async def _bring_folder(
-    kernel: SandboxedKernel, folder: str, policy: UploadPolicy, log: Log
-) -> None:
+async def _bring_folder(kernel: SandboxedKernel, folder: str, policy: UploadPolicy) -> None:
     """Bring the selected files of a folder into a sandbox, through a temporary store."""
     from sandbox_kernel.workspace import Store, upload
 
@@ -157,8 +150,4 @@ async def _bring_folder(
         ) from error
     finally:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, ignore_errors=True))
-    _log_upload(log, kernel, report.files if report else 0, folder)
-
-
-def _latest(store: Store, name: str) -> SaveInfo | None:
-    return store.latest(name) if not store.retired(name) else None
+    _log_upload(kernel, report.files if report else 0, folder)

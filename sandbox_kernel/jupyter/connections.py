@@ -52,21 +52,9 @@ def endpoint_folder() -> str:
     for folder in runtime_dir().glob(f"{_FOLDERS}*"):
         with contextlib.suppress(OSError):  # another process deletes it just now
             old = time.time() - folder.stat().st_mtime > _UNUSED_AFTER
-            if old and not any(_listens(path) for path in folder.iterdir()):
+            if old and not any(_trouble_at(str(path)) for path in folder.iterdir()):
                 shutil.rmtree(folder)
     return str(runtime_dir() / f"{_FOLDERS}{secrets.token_hex(6)}")
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True  # busy, or something else: not ours to delete
-        return True
 
 
 def addresses(connection: Mapping[str, Any]) -> dict[str, str | tuple[str, int]]:
@@ -125,24 +113,28 @@ def check_free(addresses: Mapping[str, str | tuple[str, int]]) -> None:
     """SandboxError if another process listens at one of these addresses. To be called before a
     sandbox is made; ``listen`` would take a Unix socket from its owner."""
     for channel, address in addresses.items():
-        unix = isinstance(address, str)
-        with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as probe:
-            try:
-                if isinstance(address, str):
-                    probe.settimeout(1.0)
-                    probe.connect(address)
-                else:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-                    continue
-            except (FileNotFoundError, ConnectionRefusedError):
-                continue  # nobody is there
-            except OSError as error:
-                why = error.strerror or str(error)
-            else:
-                why = "another process listens there"
+        why = _trouble_at(address)
+        if not why:
+            continue
         shown = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
         raise SandboxError(
             f"The kernel's {channel} endpoint {shown} cannot be used: {why}. End the kernel that "
             f"has this connection file, or let the client choose another one."
         )
+
+
+def _trouble_at(address: str | tuple[str, int]) -> str:
+    """Why we cannot listen at an address; empty if nobody is there."""
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as probe:
+        try:
+            if isinstance(address, str):
+                probe.settimeout(1.0)
+                probe.connect(address)
+                return "another process listens there"
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

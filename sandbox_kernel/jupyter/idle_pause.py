@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.jupyter.connections import addresses
+from sandbox_kernel.jupyter.connections import addresses, guest_connection
 from sandbox_kernel.jupyter.envelopes import open_envelope
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import KernelConfiguration
@@ -115,13 +115,10 @@ def _listener(connection: Mapping[str, Any]) -> zmq.asyncio.Socket:
     address = addresses(connection)["iopub"]
     socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
-    if connection.get("curve_publickey"):
-        public, secret = (
-            key.encode() if isinstance(key, str) else key
-            for key in (connection["curve_publickey"], connection["curve_secretkey"])
-        )
-        socket.curve_secretkey, socket.curve_publickey = secret, public
-        socket.curve_serverkey = public
+    keys = guest_connection(connection)
+    if "curve_publickey" in keys:
+        socket.curve_secretkey = keys["curve_secretkey"].encode()
+        socket.curve_publickey = socket.curve_serverkey = keys["curve_publickey"].encode()
     socket.subscribe(_PREFIX)
     unix = isinstance(address, str)
     socket.connect(f"ipc://{address}" if unix else f"tcp://{address[0]}:{address[1]}")

@@ -57,74 +57,45 @@ def is_stopping(serverapp: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Internal:
-    """A name that an object of the server's must have; with ``arguments``, it must be callable
-    with that many."""
-
-    owner: str
-    name: str
-    arguments: int | None = None
-
-    def found_in(self, owner: Any) -> bool:
-        found = getattr(owner, self.name, None)
-        if self.arguments is None:
-            return found is not None
-        if not callable(found):
-            return False
-        try:
-            inspect.signature(found).bind(*range(self.arguments))
-        except (TypeError, ValueError):
-            return False
-        return True
-
-
-@dataclass(frozen=True)
 class Feature:
     """What the extension does with internals, and what happens without them."""
 
-    needs: tuple[Internal, ...]
+    needs: Mapping[str, int | None]
+    """Names that objects of the server's must have (``owner.name``), in the order in which
+    ``wrap`` replaces them; those with a number must be callable with that many arguments."""
     without: str
 
 
 ADOPTION = Feature(
-    (
-        Internal("kernel_manager", "_kernels"),
-        Internal("kernel_manager", "_kernel_connections"),
-        Internal("kernel_manager", "_finish_kernel_start", 1),
-        Internal("kernel_manager", "track_message_type", 1),
-        Internal("kernel_manager_class", "_launch_args"),
-        Internal("kernel_manager_class", "post_start_kernel", 1),
-    ),
+    {
+        "kernel_manager._kernels": None,
+        "kernel_manager._kernel_connections": None,
+        "kernel_manager._finish_kernel_start": 1,
+        "kernel_manager.track_message_type": 1,
+        "kernel_manager_class._launch_args": None,
+        "kernel_manager_class.post_start_kernel": 1,
+    },
     "Kernels of an earlier server are not adopted; `sandbox-kernel ps` lists them.",
 )
 ACTIVITY = Feature(
-    (
-        Internal("kernel_manager", "start_watching_activity", 1),
-        Internal("kernel_manager", "track_message_type", 1),
-    ),
+    {"kernel_manager.start_watching_activity": 1, "kernel_manager.track_message_type": 1},
     "Kernels that have run no cell wait for the next server, too, and the sandbox of a kernel that "
     "the server gives up ends with its lease.",
 )
 CULLING = Feature(
-    (
-        Internal("kernel_manager", "cull_kernel_if_idle", 1),
-        Internal("kernel_manager", "shutdown_kernel", 1),
-    ),
+    {"kernel_manager.cull_kernel_if_idle": 1, "kernel_manager.shutdown_kernel": 1},
     "Culling shuts idle kernels down and does not pause their sandboxes.",
 )
 SESSIONS = Feature(
-    (
-        Internal("session_manager", "save_session", 1),
-        Internal("session_manager", "update_session", 1),
-    ),
+    {"session_manager.save_session": 1, "session_manager.update_session": 1},
     "The next server adopts kernels without their sessions.",
 )
 START_ERRORS = Feature(
-    (Internal("kernel_manager", "start_kernel", 0),),
+    {"kernel_manager.start_kernel": 0},
     "JupyterLab shows the errors of a kernel's start in long lines.",
 )
 ONLY_SANDBOXES = Feature(
-    (Internal("provisioner_factory", "create_provisioner_instance", 3),),
+    {"provisioner_factory.create_provisioner_instance": 3},
     "The server cannot keep kernels outside of a sandbox from being started.",
 )
 
@@ -144,11 +115,11 @@ class ServerInternals:
 
     def has(self, feature: Feature) -> bool:
         """Whether a feature is possible. If it is not, a warning says what is missing."""
-        missing = [
-            f"{getattr(owner, '__name__', type(owner).__name__)}.{need.name}"
-            for need in feature.needs
-            if not need.found_in(owner := self._owners[need.owner])
-        ]
+        missing = []
+        for need, arguments in feature.needs.items():
+            owner, name = self._find(need)
+            if not _fits(getattr(owner, name, None), arguments):
+                missing.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         if missing:
             self._log.warning(
                 "%s The reason: %s is not there, or has changed, in jupyter_server %s with "
@@ -163,8 +134,12 @@ class ServerInternals:
         if not self.has(feature):
             return False
         for need, call in zip(feature.needs, around, strict=False):
-            wrap_method(self._owners[need.owner], need.name, call)
+            wrap_method(*self._find(need), call)
         return True
+
+    def _find(self, need: str) -> tuple[Any, str]:
+        owner, _, name = need.partition(".")
+        return self._owners[owner], name
 
     async def enter_kernel(
         self, kernel_id: str, manager: Any, launch_arguments: Mapping[str, Any]
@@ -198,6 +173,16 @@ class ServerInternals:
 
         stream.on_recv(both)
         return True
+
+
+def _fits(found: Any, arguments: int | None) -> bool:
+    if arguments is None:
+        return found is not None
+    try:
+        inspect.signature(found).bind(*range(arguments))
+    except (TypeError, ValueError):
+        return False  # also if it is not callable
+    return True
 
 
 def set_protocol_version(manager: Any, protocol: str) -> None:

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sandbox_kernel.errors import SandboxExists, SandboxNotFound
-from sandbox_kernel.jupyter.kernel_command import show_program
+from sandbox_kernel.errors import SandboxExists, SandboxGone, SandboxNotFound
+from sandbox_kernel.jupyter.kernel_command import show_program, with_interpreter
 from sandbox_kernel.jupyter.pool import pool_for
 from sandbox_kernel.jupyter.process_exit import disown, making_a_sandbox, own
 from sandbox_kernel.kernels import Log, SandboxedKernel
@@ -25,13 +25,6 @@ async def create_kernel(
     configuration: KernelConfiguration, argv: Sequence[str], log: Log
 ) -> SandboxedKernel:
     """A new sandbox for a kernel with this command line, or one from the pool."""
-    with making_a_sandbox():
-        return await _create_kernel(configuration, argv, log)
-
-
-async def _create_kernel(
-    configuration: KernelConfiguration, argv: Sequence[str], log: Log
-) -> SandboxedKernel:
     client = load_backend(configuration.backend)
     spec = configuration.spec
     client.capabilities.check_kernel(configuration, client.backend)
@@ -50,7 +43,7 @@ async def _create_kernel(
         own(kernel)
         return kernel
 
-    taken = None
+    pool = None
     if configuration.pool_size and not configuration.named:
         plan = {**spec.to_dict(), "name": ""}
         pool = pool_for(
@@ -60,8 +53,9 @@ async def _create_kernel(
             lambda: make(replace(spec, name="")),
             remove_kernel,
         )
-        taken = await pool.take()
-    kernel = taken or await make(spec)
+    with making_a_sandbox():
+        taken = None if pool is None else await pool.take()
+        kernel = taken or await make(spec)
     kernel.log = log
     if configuration.keep_on_exit:
         disown(kernel)
@@ -95,6 +89,34 @@ async def attach_kernel(
     """Take over the kernel in this sandbox; not another one that has its name since."""
     client = load_backend(backend)
     return await SandboxedKernel.attach(client, name, log, sandbox_id=sandbox_id, key=key)
+
+
+async def start_again(lost: SandboxedKernel, argv: Sequence[str], *, recreate: bool) -> bool:
+    """Start a lost sandbox again, if its backend can do that. False if the kernel needs a new one:
+    SandboxGone if that is a hosted one, unless the user wants it (``recreate``). A sandbox that
+    another process took over has not ended, and its endpoints are in use: SessionRefused."""
+    name, reason = lost.handle.name, lost.tunnel.failure
+    if reason is not None and lost.taken_over:
+        raise reason
+    if lost.client.capabilities.restart:
+        try:
+            await lost.revive(with_interpreter(argv, lost.handle.spec))
+        except (SandboxGone, SandboxNotFound) as error:
+            reason = error
+        else:
+            lost.log.warning("Sandbox %s had ended (%s) and was started again.", name, reason)
+            return True
+    if lost.client.capabilities.hosted and not recreate:
+        raise SandboxGone(
+            f"{reason} A hosted sandbox is not replaced automatically: start a new kernel, or set "
+            f"recreate."
+        )
+    lost.log.warning(
+        "Sandbox %s is gone (%s). The kernel is restarted in a new one; files of the old one, "
+        "if the backend still has them, are kept until `sandbox-kernel rm %s`.",
+        *(name, reason, name),
+    )
+    return False
 
 
 async def remove_kernel(kernel: SandboxedKernel) -> None:

@@ -56,8 +56,7 @@ def workspace_of(
     configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
 ) -> KernelWorkspace | None:
     """The workspace of a kernel that is to be started; None if it has none."""
-    notebook = configuration.notebook or env.get("JPY_SESSION_NAME", "")
-    notebook = os.path.abspath(notebook) if notebook.endswith(NOTEBOOK) else ""
+    notebook = configuration.notebook or notebook_in(env)
     name = configuration.workspace
     if not (name or notebook) or not configuration.persist:
         return None
@@ -76,10 +75,8 @@ def workspace_of(
     )
 
 
-def notebook_of(workspace: KernelWorkspace | None, env: Mapping[str, str]) -> str:
-    """Path of the notebook that a kernel was started for, even if its files are not saved."""
-    if workspace is not None and workspace.notebook:
-        return workspace.notebook
+def notebook_in(env: Mapping[str, str]) -> str:
+    """Path of the notebook that Jupyter Server starts a kernel for; empty if there is none."""
     named = env.get("JPY_SESSION_NAME", "")
     return os.path.abspath(named) if named.endswith(NOTEBOOK) else ""
 
@@ -89,10 +86,8 @@ def folder_of(cwd: str | None) -> str:
     return os.path.abspath(cwd or os.getcwd())
 
 
-def from_dict(values: Mapping[str, Any] | None) -> KernelWorkspace | None:
+def from_dict(values: Mapping[str, Any]) -> KernelWorkspace:
     """The inverse of ``dataclasses.asdict``."""
-    if values is None:
-        return None
     upload = values["upload"]
     return KernelWorkspace(
         **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}
@@ -114,12 +109,7 @@ def _store(url: str, data_dir: str | None) -> Store:
 
 
 async def save(
-    kernel: SandboxedKernel,
-    workspace: KernelWorkspace,
-    kernel_name: str,
-    log: Log,
-    *,
-    wake: bool = True,
+    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, *, wake: bool = True
 ) -> SaveReport:
     """Save the files of a kernel now. Resumes a paused sandbox, or raises SandboxPaused without
     ``wake``. The workspace's history records a failure. On any loop."""
@@ -131,16 +121,15 @@ async def save(
         store = await asyncio.to_thread(open_store)
         await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, paused)
         raise paused
-    report = await _persist(kernel, workspace, kernel_name, log)
+    report = await _persist(kernel, workspace, kernel_name)
     workspace = replace(workspace, name=report.save.workspace)
-    return replace(report, also=await asyncio.to_thread(_mirror, workspace, log))
+    return replace(report, also=await asyncio.to_thread(_mirror, workspace, kernel.log))
 
 
 async def _persist(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace,
     kernel_name: str,
-    log: Log,
     *,
     store: Store | None = None,
     progress: OnProgress | None = None,
@@ -162,7 +151,7 @@ async def _persist(
         )
 
     try:
-        return await _settled(begin, target, workspace, kernel.handle.name, log)
+        return await _settled(begin, target, workspace, kernel.handle.name, kernel.log)
     except SandboxError as error:
         await aside(_note_failure, target, workspace, kernel.handle, error)
         raise
@@ -231,7 +220,6 @@ async def last_save(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace,
     kernel_name: str,
-    log: Log,
     *,
     limit: float | None = None,
     store: Store | None = None,
@@ -242,7 +230,7 @@ async def last_save(
     It fails when the sandbox has been silent for ``SILENCE`` seconds, or when there was no progress
     for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
     """
-    failure, limit = kernel.tunnel.failure, limit or LAST_SAVE_TIMEOUT
+    failure, log, limit = kernel.tunnel.failure, kernel.log, limit or LAST_SAVE_TIMEOUT
 
     def begin(progress: OnProgress) -> Awaitable[SaveReport]:
         if failure is not None:
@@ -251,7 +239,7 @@ async def last_save(
             )
         silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
         return _persist(
-            kernel, workspace, kernel_name, log, store=store, progress=progress, silence=silence
+            kernel, workspace, kernel_name, store=store, progress=progress, silence=silence
         )
 
     try:
@@ -287,9 +275,8 @@ async def while_progressing(
     reached = {"files": 0, "scanned": 0, "sent": 0}
 
     def progress(value: Progress) -> None:
-        found = {"files": value.files, "scanned": value.bytes}
-        if value.phase != "scan":
-            found = {"sent": value.bytes}
+        scanned = {"files": value.files, "scanned": value.bytes}
+        found = scanned if value.phase == "scan" else {"sent": value.bytes}
         reached.update({key: max(reached[key], count) for key, count in found.items()})
 
     async def started() -> SaveReport:

@@ -68,11 +68,6 @@ class InstalledKernelspec:
         return str(self.config.get("backend", "local"))
 
 
-def default_name(backend: str) -> str:
-    """The kernel's name when the user gives none."""
-    return PROVISIONER if backend == "local" else f"{PROVISIONER}-{backend}"
-
-
 def write_kernelspec(
     *,
     name: str | None = None,
@@ -95,7 +90,8 @@ def write_kernelspec(
     SpecError for a wrong request, or if another project's kernelspec has that name.
     """
     config = _checked_config(backend, config or {}, "" if launcher else "launcher")
-    name = check_name(name or default_name(backend), "A kernel name")
+    default_name = PROVISIONER if backend == "local" else f"{PROVISIONER}-{backend}"
+    name = check_name(name or default_name, "A kernel name")
     if user and prefix is not None:
         raise SpecError("A kernelspec goes to the user's folder or to a prefix, not to both.")
     if argv is not None and not any("{connection_file}" in word for word in argv):
@@ -108,7 +104,11 @@ def write_kernelspec(
     prefix = None if user else prefix or sys.prefix
     kernels = Path(manager.user_kernel_dir) if user else Path(str(prefix), "share/jupyter/kernels")
     place = (kernels / name).absolute()
-    _check_replaceable(name, place)
+    if place.exists() and _read(name, place) is None:
+        raise SpecError(
+            f"{place} holds a kernelspec that is not sandbox-kernel's, and was left alone. Choose "
+            f"another name for the kernel, or remove that one first."
+        )
 
     kernel = template()
     kernel["display_name"] = _shown_as(display_name, name, language, config, launcher, kernels)
@@ -199,14 +199,6 @@ def _checked_config(backend: str, given: Mapping[str, Any], not_for: str) -> dic
     if not given.get("name"):
         del config["name"]  # each kernel gets a sandbox of its own, with a random name
     return config
-
-
-def _check_replaceable(name: str, path: Path) -> None:
-    if path.exists() and _read(name, path) is None:
-        raise SpecError(
-            f"{path} holds a kernelspec that is not sandbox-kernel's, and was left alone. Choose "
-            f"another name for the kernel, or remove that one first."
-        )
 
 
 def _shown_as(

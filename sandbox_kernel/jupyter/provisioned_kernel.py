@@ -73,7 +73,7 @@ class ProvisionedKernel(KernelProvisionerBase):
         if self._kernel is None or self.saved_workspace is None:
             raise SandboxError(f"Kernel {self.kernel_id} does not run, or has no workspace.")
         report = await kernel_workspace.save(
-            self._kernel, self.saved_workspace, self._kernel_name, self.log, wake=wake
+            self._kernel, self.saved_workspace, self._kernel_name, wake=wake
         )
         self._unsaved = ""
         return report
@@ -84,7 +84,7 @@ class ProvisionedKernel(KernelProvisionerBase):
         if self._kernel is None or self.saved_workspace is None:
             return False
         self._unsaved = await kernel_workspace.last_save(
-            self._kernel, self.saved_workspace, self._kernel_name, self.log
+            self._kernel, self.saved_workspace, self._kernel_name
         )
         return not self._unsaved
 
@@ -130,12 +130,8 @@ class ProvisionedKernel(KernelProvisionerBase):
         if kernel is not None:
             process_exit.disown(kernel)
             await run(kernel.detach())
-            if self._unsaved and self.saved_workspace is not None:
-                note = teardown.make_note(
-                    kernel.handle,
-                    self.saved_workspace,
-                    self._kernel_name,
-                    self._unsaved,
-                    kept=False,
-                )
+            workspace, reason = self.saved_workspace, self._unsaved
+            if reason and workspace is not None:
+                name = self._kernel_name
+                note = teardown.make_note(kernel.handle, workspace, name, reason, kept=False)
                 await run(asyncio.to_thread(unsaved_files.note, note))

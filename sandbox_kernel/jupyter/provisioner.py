@@ -46,7 +46,6 @@ from sandbox_kernel.jupyter.kernel_command import (
     guest_environment,
     with_interpreter,
 )
-from sandbox_kernel.jupyter.lost_sandbox import start_again
 from sandbox_kernel.jupyter.provisioned_kernel import ProvisionedKernel, call
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes import unsaved_files
@@ -226,14 +225,12 @@ class SandboxProvisioner(ProvisionedKernel):
 
     async def _replace_lost_sandbox(self, lost: SandboxedKernel, argv: list[str]) -> None:
         recreate, reason = self.configuration().recreate, lost.tunnel.failure
-        if await run(start_again(lost, argv, recreate=recreate, log=self.log)):
+        if await run(kernel_factory.start_again(lost, argv, recreate=recreate)):
             return
         self._kernel = None
         await run(lost.detach())
-        if self.saved_workspace is not None:
-            await run(
-                teardown.note_lost(lost, self.saved_workspace, self._kernel_name, str(reason))
-            )
+        if (workspace := self.saved_workspace) is not None:
+            await run(teardown.note_lost(lost, workspace, self._kernel_name, str(reason)))
 
     async def _launch(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
@@ -255,7 +252,8 @@ class SandboxProvisioner(ProvisionedKernel):
             warm=configuration.warm_start,
         )
         await set_up_pausing(kernel, configuration, self.connection_info)
-        await self.note_files(kernel_workspace.notebook_of(self.saved_workspace, env))
+        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
+        await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
 
     async def _create(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
@@ -268,7 +266,7 @@ class SandboxProvisioner(ProvisionedKernel):
             await teardown.save_first(workspace, self.log)
         self._kernel = await kernel_factory.create_kernel(configuration, argv, self.log)
         workspace, notices = await bring_files.bring_files(
-            self._kernel, workspace, configuration, self.cwd, self.log
+            self._kernel, workspace, configuration, self.cwd
         )
         self.notices += notices
         # Not earlier: files that could not be brought in must not be saved as the latest.
@@ -334,7 +332,7 @@ class SandboxProvisioner(ProvisionedKernel):
         kernel.ending = lambda limit: asyncio.wait([ending])  # a process that exits waits for it
         process_exit.own(kernel)
         try:
-            return await teardown.end(kernel, workspace, self._kernel_name, self.log)
+            return await teardown.end(kernel, workspace, self._kernel_name)
         except (SandboxError, OSError) as error:
             self.log.error("Sandbox %s could not be removed: %s", kernel.handle.name, error)
             return None
@@ -344,9 +342,7 @@ class SandboxProvisioner(ProvisionedKernel):
     async def _at_exit(self, limit: float) -> None:
         kernel, self._kernel = self._kernel, None
         if kernel is not None:
-            await teardown.end(
-                kernel, self.saved_workspace, self._kernel_name, self.log, limit=limit
-            )
+            await teardown.end(kernel, self.saved_workspace, self._kernel_name, limit)
 
     # --- other processes
 
@@ -377,7 +373,8 @@ class SandboxProvisioner(ProvisionedKernel):
             raise SandboxError(f"Kernel {self.kernel_id} runs already in {self.sandbox_name}.")
         self._folder = provisioner_info["folder"]
         self._kernel = await run(self._attach(provisioner_info))
-        self.saved_workspace = kernel_workspace.from_dict(provisioner_info.get("saved_workspace"))
+        workspace = provisioner_info.get("saved_workspace")
+        self.saved_workspace = kernel_workspace.from_dict(workspace) if workspace else None
         self._save_in_time(self._kernel)
         handle = self._kernel.handle
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))

@@ -44,24 +44,21 @@ async def end(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace | None,
     kernel_name: str,
-    log: Log,
-    *,
     limit: float | None = None,
 ) -> Unsaved | None:
     """End a kernel with its sandbox, after a last save. If that fails, keep the sandbox and return
     the note about it. ``limit`` as for ``kernel_workspace.last_save``. On any loop."""
-    handle = kernel.handle
+    handle, log = kernel.handle, kernel.log
     if workspace is not None and not (kernel.taken_over or kernel.at_rest):
         # A sandbox that is paused on exit stays even when its files are saved.
-        unsaved = make_note(
-            handle, workspace, kernel_name, _UNFINISHED, kept=not kernel.pause_on_exit
-        )
+        kept = not kernel.pause_on_exit
+        unsaved = make_note(handle, workspace, kernel_name, _UNFINISHED, kept=kept)
         await run(_announce(unsaved, log))
-        reason = await kernel_workspace.last_save(kernel, workspace, kernel_name, log, limit=limit)
+        reason = await kernel_workspace.last_save(kernel, workspace, kernel_name, limit=limit)
         if reason and not kernel.taken_over:
-            kept = await run(_keep(kernel, replace(unsaved, reason=reason), log))
-            if kept is not None:
-                return kept
+            note = await run(_keep(kernel, replace(unsaved, reason=reason)))
+            if note is not None:
+                return note
             log.error("Sandbox %s is gone, with its unsaved files.", handle.name)
         elif kernel.pause_on_exit or kernel.taken_over:
             await run(asyncio.to_thread(notes.clear, handle.backend, handle.name))
@@ -108,10 +105,10 @@ async def _announce(unsaved: Unsaved, log: Log) -> None:
         log.warning("Sandbox %s: cannot note its unsaved files: %s", unsaved.sandbox, error)
 
 
-async def _keep(kernel: SandboxedKernel, unsaved: Unsaved, log: Log) -> Unsaved | None:
+async def _keep(kernel: SandboxedKernel, unsaved: Unsaved) -> Unsaved | None:
     """Keep the sandbox with its files and a note, without its kernel. The note; None if there is
     nothing to keep. On the background loop."""
-    name, place = kernel.handle.name, ""
+    name, log, place = kernel.handle.name, kernel.log, ""
     try:
         async with asyncio.timeout(_PATIENCE):
             info = await kernel.handle.info()
@@ -201,7 +198,6 @@ async def _outdated(unsaved: Unsaved) -> bool:
     from sandbox_kernel.workspace import notebook_identity
 
     workspace = kernel_workspace.from_dict(unsaved.workspace)
-    assert workspace is not None
     store = await aside(kernel_workspace.open_store, unsaved.store)
     name = await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
     latest = await aside(store.latest, name)
@@ -218,15 +214,12 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
         return
     unsaved = waiting
     workspace = kernel_workspace.from_dict(unsaved.workspace)
-    assert workspace is not None
     client = load_backend(unsaved.backend)
     handle = await client.get(unsaved.sandbox)
     if await kernel_workspace.leftovers(handle) is None:
         async with _attached(unsaved, log) as kernel:
-            reason = await kernel_workspace.last_save(
-                kernel, workspace, unsaved.kernel, log, store=store
-            )
-            if reason:
+            save = kernel_workspace.last_save(kernel, workspace, unsaved.kernel, store=store)
+            if reason := await save:
                 raise WorkspaceError(reason)
     else:
         gone = SandboxGone(f"Sandbox {unsaved.sandbox!r} has ended, and left no files.")

@@ -3,9 +3,8 @@
 The provisioner, the launcher and the Python API are thin shells around SandboxedKernel. Its
 methods are coroutines for the background loop (``tunnel.background.run``).
 
-sandboxed_kernel  makes, finds, pauses and removes the sandbox of a kernel
+sandboxed_kernel  makes, finds, pauses and removes the sandbox of a kernel, with its agent
 launched_process  launches, signals and watches the kernel process
-agent_session     starts the agent, or gives the agent of a copied sandbox a new token
 kernel_record     what the sandbox's record says about the kernel
 """
 

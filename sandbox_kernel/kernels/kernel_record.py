@@ -8,7 +8,6 @@ import secrets
 from typing import Any
 
 from sandbox_kernel.errors import SandboxNotFound
-from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.sandboxes.unattended import in_use
@@ -22,7 +21,7 @@ class KernelRecord:
 
     def __init__(self, handle: SandboxHandle) -> None:
         self._handle = handle
-        self._records = Records(data_dir() / "records")
+        self._records = Records()
         self._owner = secrets.token_hex(8)
         self._in_order = asyncio.Lock()
         """Facts are written in the order in which they were noted."""

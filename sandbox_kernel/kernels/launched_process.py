@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sandbox_kernel.errors import ProtocolError, SandboxError, SandboxTimeout, SessionRefused
-from sandbox_kernel.kernel_death import Before, cause_of_death, describe_exit, last_words
+from sandbox_kernel.kernel_death import cause_of_death, describe_exit, last_words
 from sandbox_kernel.kernels.kernel_record import KernelRecord, fingerprint
 from sandbox_kernel.recordings import OVERHEAD, Recording, parse_recording
-from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 
@@ -52,7 +52,7 @@ class KernelProcess:
         """Generation of the last kernel whose exit was looked into."""
         self._expected = False
         self._exited = asyncio.Event()
-        self._before = Before()
+        self._before: SandboxInfo | None = None
         self._key = ""
         """Fingerprint of the key that the kernel signs with, if this process launched it."""
         self._unanswered = False
@@ -100,7 +100,7 @@ class KernelProcess:
             return
         try:
             async with asyncio.timeout(_EXPLAIN_TIMEOUT):
-                self._before = Before.now(await self.handle.info())
+                self._before = await self.handle.info()
         except (SandboxError, OSError) as error:
             self.log.debug("Sandbox %s does not report its state: %s", self.handle.name, error)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
+import secrets
 import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel import guest_program
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
-from sandbox_kernel.kernel_death import Before
-from sandbox_kernel.kernels.agent_session import rekey_agent, start_agent
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
@@ -23,10 +24,11 @@ from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
+from sandbox_kernel.untrusted_text import printable
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
-_LOG_LINES = 20
+_LOG_LINES, _MAX_OUTPUT = 20, 4000
 _UNDELIVERED_TIMEOUT = 5.0
 
 
@@ -166,14 +168,56 @@ class SandboxedKernel(KernelProcess):
         """Make a copied sandbox one of its own. On any failure it is removed."""
         kernel = cls(client, handle, log)
         async with kernel._removed_on_failure():
-            await kernel._open_tunnel(await rekey_agent(handle, kernel._record))
+            await kernel._rekey_agent()
             async with kernel._closed_on_failure():
                 await kernel._started(await kernel.tunnel.control.call("status"))
         return kernel
 
     async def _start_agent(self, warm_argv: Sequence[str]) -> None:
+        """In a sandbox that has none. ``warm_argv`` is the command line of a kernel that the agent
+        should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
-        await self._open_tunnel(await start_agent(self.handle, self._record, warm_argv, self.log))
+        handle, environment = self.handle, {}
+        if handle.python:  # an image, which may lack packages
+            from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
+
+            # First, because it says in plain words that an image has no Python, or the wrong one.
+            environment = await provide(handle, self.log)
+        await handle.install_guest(guest_program.zipapp())
+        warm = handle.kernel_argv(warm_argv) if warm_argv else ()
+        await handle.spawn(
+            handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm),
+            env=environment,
+            main=True,
+        )
+        token = secrets.token_hex(32)
+        await self._record.claim(token)
+        await self._open_tunnel(token)
+
+    async def _rekey_agent(self) -> None:
+        """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
+        handle, token = self.handle, secrets.token_hex(32)
+        request = {
+            "token": self._record.token(),
+            "new_token": token,
+            "name": handle.name,
+            "entropy": secrets.token_hex(64),
+        }
+        command, *arguments = handle.guest_argv("rekey", handle.agent_folder)
+        result = await handle.exec(
+            command,
+            arguments,
+            stdin=json.dumps(request).encode() + b"\n",
+            timeout=handle.spec.start_timeout,
+            max_output=_MAX_OUTPUT,
+        )
+        if not result.ok:
+            raise SessionRefused(
+                f"The agent in sandbox {handle.name!r} refused its new token: "
+                f"{printable(result.output).strip()}"
+            )
+        await self._record.claim(token)
+        await self._open_tunnel(token)
 
     async def _open_tunnel(self, token: str) -> None:
         self.tunnel = Tunnel(
@@ -196,7 +240,7 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
-        self._before = Before.now(await self.handle.info())
+        self._before = await self.handle.info()
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:

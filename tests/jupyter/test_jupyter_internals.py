@@ -21,7 +21,6 @@ from sandbox_kernel.jupyter.jupyter_internals import (
     SESSIONS,
     START_ERRORS,
     Feature,
-    Internal,
     ServerInternals,
 )
 
@@ -86,8 +85,8 @@ def test_an_attribute_of_the_kernel_managers_class(
 ) -> None:
     """Kernels have managers of their own, of which there is none yet when a server starts: their
     class is looked at."""
-    needs = (Internal("kernel_manager_class", "_no_such_name"),)
-    assert not ServerInternals(app, LOG).has(Feature(needs, "Nothing works."))
+    feature = Feature({"kernel_manager_class._no_such_name": None}, "Nothing works.")
+    assert not ServerInternals(app, LOG).has(feature)
     assert "ServerKernelManager._no_such_name" in caplog.text
 
 

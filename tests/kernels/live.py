@@ -172,7 +172,8 @@ def jail_processes(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            line = (process / "cmdline").read_bytes()
+            command = line.replace(b"\0", b" ").decode(errors="replace")
             ours = "bwrap" in command and str(folder) in command
             ours = ours or f"{folder}/" in (process / "mountinfo").read_text()
         except OSError:

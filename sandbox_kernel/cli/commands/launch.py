@@ -46,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
       sandbox-kernel launch -f kernel.json -- python -m bash_kernel -f {connection_file}
     """
     # lazy: start-up time
-    from sandbox_kernel.jupyter.guardian import Guardian
-    from sandbox_kernel.jupyter.launcher import DEFAULTS, Launcher
+    from sandbox_kernel.jupyter.launcher import DEFAULTS, Guardian, Launcher
 
     config = {**DEFAULTS, **_config(arguments)}
     configuration = configured(arguments, config, f"kernel-{secrets.token_hex(4)}")

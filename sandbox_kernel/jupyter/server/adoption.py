@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -10,16 +11,22 @@ from typing import Any
 
 from jupyter_client.multikernelmanager import DuplicateKernelError
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_server.base.handlers import APIHandler
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
+from tornado import web
 
 from sandbox_kernel import host_identity
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.jupyter.jupyter_internals import ServerInternals, set_protocol_version
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.missed_output import last_state, protocol_version
-from sandbox_kernel.jupyter.server.saved_kernels import SavedKernel, saved_kernels
+from sandbox_kernel.jupyter.server.saved_kernels import (
+    SavedKernel,
+    known_servers,
+    saved_kernels,
+    taking_over,
+)
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
-from sandbox_kernel.jupyter.server.server_lock import known_servers, taking_over
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.unattended import user_of
 from sandbox_kernel.tunnel.background import run
@@ -38,12 +45,16 @@ class Outcome:
     reason: str = ""
     """Why it was not adopted; empty if it was."""
 
-    @property
-    def adopted(self) -> bool:
-        return not self.reason
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "adopted": self.adopted}
+class AdoptionHandler(APIHandler):
+    """``GET /sandbox-kernel/api/adoption`` lists the kernels that the server tried to adopt."""
+
+    def initialize(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = outcomes
+
+    @web.authenticated
+    def get(self) -> None:
+        self.finish(json.dumps([{**asdict(o), "adopted": not o.reason} for o in self._outcomes]))
 
 
 class Adopter:
@@ -60,21 +71,18 @@ class Adopter:
 
     async def adopt_all(self) -> list[Outcome]:
         """Take over the kernels of all dead servers that served the same folder."""
-        outcomes: list[Outcome] = []
-        away = [
-            saved for saved in saved_kernels() if host_identity.where(saved.place) == "elsewhere"
-        ]
-        outcomes += [_refused(k, f"it belongs to {host_identity.in_words(k.place)}") for k in away]
-        servers = {saved.server for saved in saved_kernels()} | known_servers()
-        servers -= {saved.server for saved in away}
-        for server in sorted(servers - {self._server}):
+        saved = list(saved_kernels())
+        away = [k for k in saved if host_identity.where(k.place) == "elsewhere"]
+        outcomes = [_refused(k, f"it belongs to {host_identity.in_words(k.place)}") for k in away]
+        servers = {k.server for k in saved} | known_servers()
+        for server in sorted(servers - {k.server for k in away} - {self._server}):
             with taking_over(server) as dead:
                 # What was read before the lock may be another's by now.
-                theirs = [saved for saved in saved_kernels() if saved.server == server]
+                theirs = [k for k in saved_kernels() if k.server == server]
                 if dead:
-                    outcomes += await asyncio.gather(*(self._outcome(saved) for saved in theirs))
+                    outcomes += await asyncio.gather(*map(self._outcome, theirs))
                 else:
-                    outcomes += [_refused(saved, "another server has it") for saved in theirs]
+                    outcomes += [_refused(k, "another server has it") for k in theirs]
         return outcomes
 
     async def _outcome(self, saved: SavedKernel) -> Outcome:
@@ -133,7 +141,9 @@ class Adopter:
         set_protocol_version(manager, protocol_version(recording))
         ours = replace(saved, server=self._server, place=host_identity.here())
         (await self._kernels.add(ours)).due = True
-        await self._reopen_sessions(saved)
+        for session in saved.sessions:
+            row = {key: session[key] for key in ("session_id", "path", "name", "type")}
+            await self._app.session_manager.save_session(**row, kernel_id=kernel_id)
 
     async def _enter(
         self, manager: Any, provisioner: SandboxProvisioner, saved: SavedKernel
@@ -150,23 +160,10 @@ class Adopter:
     def _environment(self, saved: SavedKernel) -> dict[str, str]:
         """For restarts of the kernel. It is this server's environment: the earlier one is not on
         disk."""
-        if saved.sessions:
-            first = saved.sessions[0]
-            env: dict[str, str] = self._app.session_manager.get_kernel_env(
-                first["path"], first["name"]
-            )
-            return env
-        return dict(os.environ)
-
-    async def _reopen_sessions(self, saved: SavedKernel) -> None:
-        for session in saved.sessions:
-            await self._app.session_manager.save_session(
-                session["session_id"],
-                path=session["path"],
-                name=session["name"],
-                type=session["type"],
-                kernel_id=saved.kernel_id,
-            )
+        if not saved.sessions:
+            return dict(os.environ)
+        first = saved.sessions[0]
+        return dict(self._app.session_manager.get_kernel_env(first["path"], first["name"]))
 
 
 def _refused(saved: SavedKernel, reason: str) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +22,17 @@ from sandbox_kernel.jupyter.jupyter_internals import (
     START_ERRORS,
     ServerInternals,
 )
-from sandbox_kernel.jupyter.server.adoption import Adopter, Outcome
+from sandbox_kernel.jupyter.server.adoption import Adopter, AdoptionHandler, Outcome
 from sandbox_kernel.jupyter.server.culling import PausingCuller
-from sandbox_kernel.jupyter.server.handlers import AdoptionHandler
 from sandbox_kernel.jupyter.server.kernel_events import KernelEvents
 from sandbox_kernel.jupyter.server.kernel_start import (
     create_only_sandboxes,
     start_with_readable_errors,
 )
 from sandbox_kernel.jupyter.server.save_hooks import Saver
+from sandbox_kernel.jupyter.server.saved_kernels import ServerLock
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
-from sandbox_kernel.jupyter.server.server_lock import ServerLock
-from sandbox_kernel.jupyter.server.shutdown import Bounds, ServerShutdown, StopSignal
+from sandbox_kernel.jupyter.server.shutdown import ServerShutdown, StopSignal
 from sandbox_kernel.jupyter.server.used_kernels import UsedKernels
 from sandbox_kernel.jupyter.server.websocket import replaying_class
 from sandbox_kernel.sandboxes.backends import backend_names
@@ -155,14 +155,7 @@ class SandboxServer(ExtensionApp):
     def _start(self, internals: ServerInternals) -> _Running:
         app, lock = self._app, ServerLock()
         kernels = ServerKernels(app, self.record_mib * 2**20, self.log)
-        saver = Saver(
-            app.event_logger,
-            app.root_dir,
-            kernels.with_paths,
-            kernels.save_workspace,
-            kernels.say,
-            self.log,
-        )
+        saver = Saver(kernels)
         outlive = self.on_shutdown in ("leave", "pause")
         events = KernelEvents(kernels, saver, server=lock.server, outlive=outlive)
         used = UsedKernels(kernels, internals)
@@ -204,12 +197,8 @@ class SandboxServer(ExtensionApp):
     async def _adopt(self) -> None:
         running = self._running
         assert running is not None
-        adopter = Adopter(
-            running.kernels,
-            running.internals,
-            server=running.lock.server,
-            timeout=self.adopt_timeout,
-        )
+        kernels, internals, server = running.kernels, running.internals, running.lock.server
+        adopter = Adopter(kernels, internals, server=server, timeout=self.adopt_timeout)
         try:
             outcomes = await adopter.adopt_all()
         except (SandboxError, OSError) as error:
@@ -217,15 +206,15 @@ class SandboxServer(ExtensionApp):
             outcomes = []
         self.outcomes += outcomes
         self._report_left_sandboxes()
-        for outcome in outcomes:
-            if outcome.adopted:
-                running.used.add(outcome.kernel_id)
-                self.log.info("Adopted kernel %s in sandbox %s", outcome.kernel_id, outcome.sandbox)
-            else:
+        for one in outcomes:
+            if one.reason:
                 self.log.warning(
                     "Kernel %s in sandbox %s (%s) was not adopted: %s",
-                    *(outcome.kernel_id, outcome.sandbox, outcome.backend, outcome.reason),
+                    *(one.kernel_id, one.sandbox, one.backend, one.reason),
                 )
+            else:
+                running.used.add(one.kernel_id)
+                self.log.info("Adopted kernel %s in sandbox %s", one.kernel_id, one.sandbox)
 
     def _report_left_sandboxes(self) -> None:
         waiting = len(all_left(backend_names()))
@@ -254,8 +243,9 @@ class SandboxServer(ExtensionApp):
         ending = list(running.kernels.saved)
         left: list[str] = []
         if policy != "delete":
-            bounds = Bounds.of(self.max_left, self.max_left_mib)
-            left, ending = await shutdown.choose(ending, bounds)
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            most_mib = self.max_left_mib or memory // 4 // 2**20
+            left, ending = await shutdown.choose(ending, self.max_left, most_mib)
         await shutdown.end(ending)  # while the observer still hears of it
         if running.events in observers.observers:
             observers.observers.remove(running.events)

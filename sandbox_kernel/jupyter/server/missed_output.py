@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxGone
 from sandbox_kernel.jupyter.envelopes import open_envelope
 from sandbox_kernel.jupyter.server.notices import Notices
 from sandbox_kernel.jupyter.server.saved_kernels import Seen, digest
-from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.recordings import Recording
 from sandbox_kernel.tunnel.background import run
+
+if TYPE_CHECKING:
+    from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
 
 
 class KernelOutput:
     """The output of one kernel on its way to clients. With ``due``, the next client that connects
     first gets the output that no client has received."""
 
-    def __init__(
-        self,
-        kernel_id: str,
-        kernel: Callable[[], SandboxedKernel | None],
-        limit: int,
-        hint: Callable[[Mapping[str, Any]], str],
-    ) -> None:
+    def __init__(self, kernels: ServerKernels, kernel_id: str) -> None:
         self.due = False
         self.notices = Notices()
-        self.hint = hint
-        """A hint after an error of a cell (the content of its message), or an empty string."""
+        self._kernels = kernels
         self._kernel_id = kernel_id
-        self._kernel = kernel
-        self._limit = limit
         self._seen = Seen(kernel_id)
         self._sent = self._got = 0
 
@@ -53,11 +46,15 @@ class KernelOutput:
 
         return got
 
+    def hint(self, error: Mapping[str, Any]) -> str:
+        """A hint after an error of a cell (the content of its message), or an empty string."""
+        return self._kernels.hint(self._kernel_id, error)
+
     async def recorded(self, since: int = 0) -> Recording:
-        kernel = self._kernel()
+        kernel = self._kernels.kernel(self._kernel_id)
         if kernel is None:
             raise SandboxGone(f"Kernel {self._kernel_id} has no sandbox any more.")
-        return await run(kernel.recorded(self._limit, since))
+        return await run(kernel.recorded(self._kernels.record_limit, since))
 
     async def missed(self) -> tuple[Recording, list[list[bytes]], bool]:
         """The whole recording, the part of it that no client has received, and whether earlier

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_server.utils import ApiPath, to_os_path
-
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, open_store
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
 from sandbox_kernel.jupyter.teardown import advice
-from sandbox_kernel.kernels import Log
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved
 from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.workspace import Store, name_for_notebook, notebook_identity
@@ -33,28 +31,12 @@ _PATIENCE = 30.0
 
 
 class Saver:
-    """Saves each kernel's files, one save at a time.
+    """Saves each kernel's files, one save at a time."""
 
-    ``kernels`` returns the server's sandboxed kernels by id, each with the contents paths of its
-    sessions. ``changed`` is called when a kernel's workspace has changed. ``say`` shows a text in a
-    kernel's notebooks: that a save has failed, and that saves work again.
-    """
-
-    def __init__(
-        self,
-        events: Any,
-        root_dir: str,
-        kernels: Callable[[], Mapping[str, tuple[SandboxProvisioner, list[str]]]],
-        changed: Callable[[str], Awaitable[object]],
-        say: Callable[[str, str], object],
-        log: Log,
-    ) -> None:
-        self._events = events
-        self._root_dir = root_dir
+    def __init__(self, kernels: ServerKernels) -> None:
         self._kernels = kernels
-        self._changed = changed
-        self._say = say
-        self._log = log
+        self._events = events = kernels.app.event_logger
+        self._log = kernels.log
         self._saving: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._failing: set[str] = set()
@@ -68,14 +50,16 @@ class Saver:
         action, path = data["action"], data["path"].strip("/")
         source = data.get("source_path", "").strip("/")
         if action == "save":
-            for kernel_id, (_, paths) in list(self._kernels().items()):
+            for kernel_id, (_, paths) in list(self._kernels.with_paths().items()):
                 if path in paths:
                     await self._look_for_save_as(kernel_id)
                     self.save_soon(kernel_id)
         elif action in ("rename", "copy", "delete"):
             async with self._moving:
                 try:
-                    await self._moved(action, self._on_host(source), self._on_host(path))
+                    await self._moved(
+                        action, self._kernels.on_host(source), self._kernels.on_host(path)
+                    )
                 except (SandboxError, OSError) as error:
                     self._log.error("The workspace of %s was not updated: %s", path, error)
 
@@ -105,7 +89,7 @@ class Saver:
                 await asyncio.wait(late)
 
     async def _save(self, kernel_id: str) -> None:
-        provisioner, _ = self._kernels().get(kernel_id, (None, []))
+        provisioner, _ = self._kernels.with_paths().get(kernel_id, (None, []))
         workspace = provisioner.saved_workspace if provisioner is not None else None
         if provisioner is None or workspace is None or provisioner.at_rest:
             return
@@ -126,12 +110,21 @@ class Saver:
                 exc_info=None if known else error,
             )
             self._emit({**event, "status": "failed", "message": reason})
-            self._say_failed(kernel_id, reason)
+            if kernel_id not in self._failing:  # JupyterLab saves notebooks every two minutes
+                self._failing.add(kernel_id)
+                self._kernels.say(
+                    kernel_id,
+                    f"The notebook was saved, but not the files that its cells wrote: {reason}\n"
+                    f"They are still in the sandbox. Saving the notebook tries again; "
+                    f"`sandbox-kernel workspace log` lists the saves.",
+                )
             return
         event["workspace"] = report.save.workspace  # the notebook may have been renamed meanwhile
         if kernel_id in self._failing:
             self._failing.discard(kernel_id)
-            self._say(kernel_id, f"The files of this notebook's kernel are saved again ({report}).")
+            self._kernels.say(
+                kernel_id, f"The files of this notebook's kernel are saved again ({report})."
+            )
         for problem in report.save.problems[:_MOST_PROBLEMS]:
             self._log.warning("Workspace %s: %s", report.save.workspace, problem)
         self._emit(
@@ -156,18 +149,6 @@ class Saver:
                 "status": "failed",
                 "message": advice(unsaved),
             }
-        )
-
-    def _say_failed(self, kernel_id: str, reason: str) -> None:
-        """Once, until a save succeeds: JupyterLab saves notebooks every two minutes."""
-        if kernel_id in self._failing:
-            return
-        self._failing.add(kernel_id)
-        self._say(
-            kernel_id,
-            f"The notebook was saved, but not the files that its cells wrote: {reason}\n"
-            f"They are still in the sandbox. Saving the notebook tries again; `sandbox-kernel "
-            f"workspace log` lists the saves.",
         )
 
     def _emit(self, data: dict[str, Any]) -> None:
@@ -210,7 +191,7 @@ class Saver:
             notebook = self._given_to(kernel_id)
             if not notebook:
                 return
-            provisioner, _ = self._kernels()[kernel_id]
+            provisioner, _ = self._kernels.with_paths()[kernel_id]
             workspace = provisioner.saved_workspace
             assert workspace is not None
             try:
@@ -225,18 +206,18 @@ class Saver:
 
     def _given_to(self, kernel_id: str) -> str:
         """The new notebook of a kernel that its own notebook has lost; empty if there is none."""
-        provisioner, paths = self._kernels().get(kernel_id, (None, []))
+        provisioner, paths = self._kernels.with_paths().get(kernel_id, (None, []))
         workspace = provisioner.saved_workspace if provisioner is not None else None
         if workspace is None or workspace.named or not workspace.notebook:
             return ""
-        notebooks = [self._on_host(path) for path in paths if path.endswith(NOTEBOOK)]
+        notebooks = [self._kernels.on_host(path) for path in paths if path.endswith(NOTEBOOK)]
         return notebooks[-1] if notebooks and workspace.notebook not in notebooks else ""
 
     def _running(self, subject: str) -> list[tuple[str, SandboxProvisioner]]:
         """Kernels of this notebook, or of notebooks in this folder."""
         return [
             (kernel_id, provisioner)
-            for kernel_id, (provisioner, _) in self._kernels().items()
+            for kernel_id, (provisioner, _) in self._kernels.with_paths().items()
             if provisioner.saved_workspace is not None
             and _is_at(provisioner.saved_workspace.notebook, subject)
         ]
@@ -254,14 +235,11 @@ class Saver:
             folder=os.path.dirname(notebook),
         )
         await provisioner.note_files(notebook)
-        await self._changed(kernel_id)
+        await self._kernels.save_workspace(kernel_id)
 
     def _warn(self, changes: Sequence[str]) -> None:
         for line in changes:
             self._log.warning("%s.", line)
-
-    def _on_host(self, path: str) -> str:
-        return os.path.abspath(to_os_path(ApiPath(path), self._root_dir)) if path else ""
 
 
 def _note(workspace: KernelWorkspace) -> None:

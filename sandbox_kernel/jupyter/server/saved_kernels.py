@@ -1,18 +1,25 @@
-"""What is on disk about a server's kernels, so that the next server can go on with them.
+"""What is on disk about servers and their kernels, so that the next server can go on with them.
 
-Each kernel has two files in ``<data dir>/servers``, which only this user can read: ``<name>.json``
-says where the kernel is and how to talk to it (with the key that signs its messages; it comes from
-the host, not from the sandbox), ``<name>.seen`` marks the last message that a client received.
+All of it is in ``<data dir>/servers``, which only this user can read. Each kernel has two files:
+``<name>.json`` says where the kernel is and how to talk to it (with the key that signs its
+messages; it comes from the host, not from the sandbox), ``<name>.seen`` marks the last message that
+a client received.
+
+Each server holds a lock on its own file as long as its process lives. Kernels name the server that
+they belong to. A process that gets another server's lock knows that this server is dead, and may
+take its kernels; nobody else can meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +44,7 @@ class SavedKernel:
     kernel_id: str
     kernel_name: str
     server: str
-    """The server that it belongs to (``server_lock``)."""
+    """The server that it belongs to (``ServerLock``)."""
     root_dir: str
     """The folder that the server serves: paths of sessions are relative to it."""
     provisioner: dict[str, Any]
@@ -109,6 +116,71 @@ class Seen:
 def digest(message_id: str) -> bytes:
     """Of fixed length: a message id comes from the sandbox and may be long."""
     return hashlib.sha256(message_id.encode(errors="replace")).digest()[:MARK_SIZE]
+
+
+class ServerLock:
+    """This server's own lock. POSIX locks, not flock: a forked child does not inherit them."""
+
+    def __init__(self) -> None:
+        self.server = secrets.token_hex(8)
+        self._path = _lock_path(self.server)
+        write_atomically(_place(self._path), json.dumps(host_identity.here()))
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """The server is about to end, and the next one may take its kernels. Idempotent."""
+        if self._fd >= 0:
+            _forget(self._path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+@contextlib.contextmanager
+def taking_over(server: str) -> Iterator[bool]:
+    """True if that server is dead. Nobody else can take its kernels inside this context."""
+    path = _lock_path(server)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+        _forget(path)
+    finally:
+        os.close(fd)
+
+
+def known_servers() -> set[str]:
+    """Servers of this host that hold a lock, and dead ones that left theirs. Servers of another
+    host that shares the folder are not listed: this host cannot know whether they are dead."""
+    return {path.stem for path in _folder().glob("*.lock") if _of_this_host(path)}
+
+
+def _of_this_host(lock: Path) -> bool:
+    # Not in the lock itself: a process that closes a file loses its locks on it.
+    try:
+        place = json.loads(_place(lock).read_text())
+    except FileNotFoundError:
+        return True  # of an earlier version
+    except (OSError, ValueError):
+        return False
+    return isinstance(place, dict) and host_identity.where(place) != "elsewhere"
+
+
+def _place(lock: Path) -> Path:
+    return lock.with_suffix(".host")
+
+
+def _forget(lock: Path) -> None:
+    lock.unlink(missing_ok=True)
+    _place(lock).unlink(missing_ok=True)
+
+
+def _lock_path(server: str) -> Path:
+    return _folder() / f"{server}.lock"
 
 
 def _folder() -> Path:

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from jupyter_server.utils import ApiPath, to_os_path
@@ -44,7 +43,7 @@ class ServerKernels:
     def provisioner(self, kernel_id: str) -> SandboxProvisioner | None:
         return provisioner_of(self.manager, kernel_id)
 
-    def _kernel(self, kernel_id: str) -> SandboxedKernel | None:
+    def kernel(self, kernel_id: str) -> SandboxedKernel | None:
         provisioner = self.provisioner(kernel_id)
         return provisioner.kernel if provisioner is not None else None
 
@@ -59,12 +58,7 @@ class ServerKernels:
                 "Kernel %s goes on, but the next server will not find it: %s", kernel_id, error
             )
         if kernel_id not in self.outputs:
-            self.outputs[kernel_id] = KernelOutput(
-                kernel_id,
-                partial(self._kernel, kernel_id),
-                self.record_limit,
-                partial(self._hint, kernel_id),
-            )
+            self.outputs[kernel_id] = KernelOutput(self, kernel_id)
         return self.outputs[kernel_id]
 
     async def _write(self, saved: SavedKernel) -> None:
@@ -90,15 +84,19 @@ class ServerKernels:
         if kernel_id in self.outputs:
             self.outputs[kernel_id].notices.say(in_lines(text))
 
-    def _hint(self, kernel_id: str, error: Mapping[str, Any]) -> str:
+    def hint(self, kernel_id: str, error: Mapping[str, Any]) -> str:
         """What to say in a notebook after an error of a cell."""
         provisioner, paths = self.with_paths().get(kernel_id, (None, []))
         if provisioner is None or provisioner.kernel is None or not paths:
             return ""
-        folder = os.path.dirname(to_os_path(ApiPath(paths[0]), self.app.root_dir))
+        folder = os.path.dirname(self.on_host(paths[0]))
         workspace = provisioner.saved_workspace
         upload = workspace.upload if workspace is not None else "none"
         return in_lines(hint(error, folder, provisioner.kernel.handle.workdir, upload))
+
+    def on_host(self, path: str) -> str:
+        """A path of the contents service, as the host has it."""
+        return os.path.abspath(to_os_path(ApiPath(path), self.app.root_dir)) if path else ""
 
     def with_paths(self) -> dict[str, tuple[SandboxProvisioner, list[str]]]:
         """The running kernels, each with the paths of its sessions."""

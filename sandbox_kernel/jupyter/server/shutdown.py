@@ -8,11 +8,9 @@ stopped (SIGTERM) usually comes back, and its kernels wait for that, within boun
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError
@@ -23,6 +21,7 @@ from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
 from sandbox_kernel.jupyter.server.used_kernels import UsedKernels
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
+from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.sandboxes.unattended import all_left
 from sandbox_kernel.tunnel.background import run
 
@@ -50,30 +49,6 @@ class StopSignal:
             signal.signal(signal.SIGTERM, receive)
 
 
-@dataclass
-class Bounds:
-    """How many sandboxes of this user may wait for a server, and how much memory they may use."""
-
-    count: int
-    memory_mib: int
-
-    @classmethod
-    def of(cls, count: int, memory_mib: int) -> Bounds:
-        """``memory_mib`` 0: a quarter of the machine's."""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return cls(count, memory_mib or memory // 4 // 2**20)
-
-
-@dataclass
-class _Waiting:
-    """A kernel that could wait for the next server."""
-
-    kernel_id: str
-    provisioner: SandboxProvisioner
-    busy: bool
-    last_activity: float
-
-
 class ServerShutdown:
     """Ends kernels of one server, or leaves them running. ``used``: kernels that ran a cell."""
 
@@ -86,13 +61,12 @@ class ServerShutdown:
     async def end(self, kernel_ids: Iterable[str]) -> None:
         """Shut these kernels down, their files saved first. If the process exits meanwhile, it
         continues at its exit."""
-        found = {kernel_id: self._kernels.provisioner(kernel_id) for kernel_id in kernel_ids}
-        for provisioner in found.values():
-            if provisioner is not None and provisioner.kernel is not None:
-                process_exit.own(provisioner.kernel)
         async with asyncio.TaskGroup() as tasks:
-            for kernel_id, provisioner in found.items():
+            for kernel_id in kernel_ids:
+                provisioner = self._kernels.provisioner(kernel_id)
                 if provisioner is not None:
+                    if provisioner.kernel is not None:
+                        process_exit.own(provisioner.kernel)
                     tasks.create_task(self._end_one(kernel_id))
 
     async def _end_one(self, kernel_id: str) -> None:
@@ -102,57 +76,53 @@ class ServerShutdown:
             self._log.error("Kernel %s could not be shut down: %s", kernel_id, error)
 
     async def choose(
-        self, kernel_ids: Iterable[str], bounds: Bounds
+        self, kernel_ids: Iterable[str], most: int, most_mib: int
     ) -> tuple[list[str], list[str]]:
         """Which kernels wait for the next server, and which end now: those that have run nothing
-        and, beyond the bounds, those that have been idle for longest. Sandboxes that earlier
-        servers left end first."""
-        found = [one for one in map(self._look, kernel_ids) if one is not None]
-        unused = [one.kernel_id for one in found if one.kernel_id not in self._used]
-        waiting = [one for one in found if one.kernel_id in self._used]
-        waiting.sort(key=lambda one: (one.busy, one.last_activity))
+        and, beyond the bounds on their number and memory, those that have been idle for longest.
+        Sandboxes that earlier servers left end first."""
+        found = [one for one in kernel_ids if self._kernels.provisioner(one) is not None]
+        ending = [one for one in found if one not in self._used]
+        waiting = sorted((one for one in found if one in self._used), key=self._activity)
         earlier = all_left(backend_names())
-        theirs = await asyncio.gather(*(self._memory(r.backend, r.name) for r in earlier))
-        ours = await asyncio.gather(*(self._memory_of(one.provisioner) for one in waiting))
+        theirs = await asyncio.gather(*map(self._memory, earlier))
+        kernels = [self._kernels.kernel(one) for one in waiting]
+        handles = [None if kernel is None else kernel.handle for kernel in kernels]
+        ours = await asyncio.gather(*map(self._memory, handles))
         count, memory = len(earlier) + len(waiting), sum(theirs) + sum(ours)
 
         def too_much() -> bool:
-            return count > bounds.count or memory > bounds.memory_mib
+            return count > most or memory > most_mib
 
         for record, size in zip(earlier, theirs, strict=True):
             if too_much() and await self._end_left(record):
                 count, memory = count - 1, memory - size
-        ended: list[_Waiting] = []
         for size in ours:
             if too_much():
-                ended.append(waiting.pop(0))
+                ending.append(waiting.pop(0))
                 count, memory = count - 1, memory - size
-        for one in ended:
-            self._log.warning(
-                "Kernel %s does not wait for the next server: %d kernels and %d MiB may "
-                "(SandboxServer.max_left, max_left_mib), and it has been idle for longest.",
-                *(one.kernel_id, bounds.count, bounds.memory_mib),
-            )
-        return [one.kernel_id for one in waiting], unused + [one.kernel_id for one in ended]
+                self._log.warning(
+                    "Kernel %s does not wait for the next server: %d kernels and %d MiB may "
+                    "(SandboxServer.max_left, max_left_mib), and it has been idle for longest.",
+                    *(ending[-1], most, most_mib),
+                )
+        return waiting, ending
 
-    def _look(self, kernel_id: str) -> _Waiting | None:
-        provisioner = self._kernels.provisioner(kernel_id)
-        if provisioner is None:
-            return None
+    def _activity(self, kernel_id: str) -> tuple[bool, float]:
+        """Whether a kernel is busy, and when it last was."""
         manager = self._manager.get_kernel(kernel_id)
         busy = getattr(manager, "execution_state", "") == "busy"
-        return _Waiting(kernel_id, provisioner, busy, manager.last_activity.timestamp())
+        return busy, manager.last_activity.timestamp()
 
-    async def _memory_of(self, provisioner: SandboxProvisioner) -> int:
-        kernel = provisioner.kernel
-        return await self._memory(kernel.handle.backend, kernel.handle.name) if kernel else 0
-
-    async def _memory(self, backend: str, name: str) -> int:
+    async def _memory(self, sandbox: Record | SandboxHandle | None) -> int:
         """How much of this machine's memory a sandbox uses, in MiB."""
+        if sandbox is None:
+            return 0
         try:
             async with asyncio.timeout(_INFO_TIMEOUT):
-                return await run(_measure_memory(backend, name))
+                return await run(_measure_memory(sandbox.backend, sandbox.name))
         except (SandboxError, OSError) as error:
+            name = sandbox.name
             self._log.warning("The memory that sandbox %s uses is not known: %s", name, error)
             return 0
 

@@ -76,13 +76,12 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         self._output = output = self._outputs(self.kernel_id)
         if output is not None:
             output.notices.join(self)
-        due = output is not None and output.due
-        if output is not None and due:
-            output.due = False
-            # Before the channels are open: no live message may slip through.
-            self._joining = asyncio.ensure_future(self._join(output))
+            if output.due:
+                output.due = False
+                # Before the channels are open: no live message may slip through.
+                self._joining = asyncio.ensure_future(self._join(output))
         connected = super().connect()
-        if connected is None and due:
+        if connected is None:
             self._stop_joining()
         return connected
 
@@ -129,13 +128,16 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         return str(self.session.session)
 
     def show(self, text: str, cell: dict[str, Any]) -> None:
-        content = {"name": "stderr", "text": f"{text}\n"}
         try:
-            self._send("iopub", self.session.msg("stream", content, parent=cell))
+            self._print(text, cell)
         except WebSocketClosedError:
             self.log.warning(
                 "A tab of kernel %s has closed and does not show this: %s", self.kernel_id, text
             )
+
+    def _print(self, text: str, cell: dict[str, Any] | None) -> None:
+        content = {"name": "stderr", "text": f"{text}\n"}
+        self._send("iopub", self.session.msg("stream", content, parent=cell))
 
     def on_kernel_restarted(self) -> None:
         if not self._announce_death("restarting"):
@@ -311,13 +313,11 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
     def _show_loss(self, messages: Sequence[list[bytes]]) -> None:
         text = (
             f"Some output that kernel {self.kernel_id} made while there was no server is lost: "
-            f"there was more of it than SandboxServer.record_mib allows.\n"
+            f"there was more of it than SandboxServer.record_mib allows."
         )
-        self.log.warning(text.strip())
+        self.log.warning(text)
         envelope = open_envelope(messages[0]) if messages else None
-        parent = envelope.parent if envelope is not None else None
-        content = {"name": "stderr", "text": text}
-        self._send("iopub", self.session.msg("stream", content, parent=parent))
+        self._print(text, envelope.parent if envelope is not None else None)
 
     def _send(self, channel: str, message: dict[str, Any]) -> None:
         if self.subprotocol == V1:
