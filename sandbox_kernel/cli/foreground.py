@@ -1,21 +1,24 @@
 """Runs coroutines on the background loop while the main thread gets signals.
 
 Ctrl-C (SIGINT), SIGTERM and SIGHUP cancel the coroutine and wait for its clean-up, up to a limit. A
-second signal ends at once.
+second signal ends at once. ``each`` does so for several sandboxes in turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import concurrent.futures
 import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.tunnel.background import submit
+from sandbox_kernel.untrusted_text import printable
 
 T = TypeVar("T")
 
@@ -110,17 +113,30 @@ def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
             signal.set_wakeup_fd(wakeup)
 
 
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that may block forever, such as reading a terminal, in a thread. Unlike
-    ``asyncio.to_thread`` it never keeps the process from ending."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+def named(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """The sandboxes that a command's arguments name."""
+    return [(name, arguments.backend) for name in arguments.names]
 
-    def work() -> None:
+
+def each(
+    sandboxes: Iterable[tuple[str, str | None]],
+    do: Callable[[str, str | None], Coroutine[Any, Any, None]],
+    *,
+    absent: str = "",
+) -> int:
+    """Call ``do`` with each sandbox's name and backend in turn, and print the names where it
+    worked; gives the exit code. A missing sandbox is a failure, unless ``absent`` says why it is
+    none."""
+    failed = False
+    for name, backend in sandboxes:
         try:
-            future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001  (it is raised where the result is awaited)
-            future.set_exception(error)
-
-    future.set_running_or_notify_cancel()
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
+            run(do(name, backend))
+        except (SandboxError, OSError) as error:
+            if absent and isinstance(error, SandboxNotFound):
+                note(f"{error} {absent}")
+            else:
+                note(str(error))
+                failed = True
+        else:
+            print(printable(name))
+    return 1 if failed else 0

@@ -11,7 +11,7 @@ from functools import partial
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
-from sandbox_kernel.cli.for_each import each, named
+from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import SANDBOX_HELP, Commands, add_command, add_which_backend
 from sandbox_kernel.errors import SandboxError, SandboxNotFound

@@ -10,7 +10,7 @@ import secrets
 import shlex
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.shell import on_terminal, terminal_environment
+from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import (
     Commands,
