@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 PACKAGES = ("sandbox-kernel", "ipykernel", "jupyter_client", "pyzmq", "tornado")
@@ -21,15 +21,8 @@ def facts() -> dict[str, object]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "load_average": list(os.getloadavg()),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _cpu_model() -> str:

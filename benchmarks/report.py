@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.columns import Column
@@ -46,9 +44,9 @@ def figure(value: float | None) -> str:
     """Three significant digits, never in scientific notation."""
     if value is None:
         return NOTHING
-    for limit, digits in ((10, 2), (100, 1)):
+    for limit, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < limit:
-            return f"{value:.3f}" if abs(value) < 1 else f"{value:.{digits}f}"
+            return f"{value:.{digits}f}"
     return f"{value:.0f}"
 
 
@@ -204,8 +202,3 @@ def curve_json(
         "bends": list(bends(curves)),
         "problems": list(problems),
     }
-
-
-def save(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")

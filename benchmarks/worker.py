@@ -24,7 +24,7 @@ from benchmarks import scale
 from benchmarks.columns import Column
 from benchmarks.livekernel import LiveKernel
 from benchmarks.resources import Cpu, memory_by_part, pss
-from benchmarks.shaping import NoShaping, echo_times, hosted, shaped
+from benchmarks.shaping import echo_times, hosted, shaped
 
 Samples = dict[str, list[float]]
 """Sample name -> values, in seconds and bytes."""
@@ -179,8 +179,6 @@ def serve(pipe: Connection, column: Column, sizes: Sizes, folder: Path) -> None:
                 pipe.send(_answer(tasks, *call))
     except EOFError:
         pass  # whoever was to be told is gone
-    except NoShaping as error:
-        pipe.send((False, str(error)))
     finally:
         tasks.discard()
 
