@@ -5,6 +5,8 @@ runs ``rekey DIR`` in the copy, which passes one request to the agent there. Fro
 sandbox can be reached with the token of the other.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
@@ -12,10 +14,6 @@ import socket
 import sys
 
 from .connector import EXIT_NO_AGENT, SOCKET, open_agent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
 
 MAX_REQUEST = 4096
 """Longest request in bytes; it must arrive in one piece."""
@@ -43,16 +41,16 @@ def main(folder: str) -> int:
     return 0 if answer == "ok" else EXIT_REFUSED
 
 
-def read_request(line: bytes) -> "Optional[Dict[str, str]]":
+def read_request(line: bytes) -> dict[str, str] | None:
     """The request, or None if it is invalid."""
     try:
-        found: "Any" = json.loads(line) if len(line) <= MAX_REQUEST else None
+        found = json.loads(line) if len(line) <= MAX_REQUEST else None
     except ValueError:
         return None
     return found if is_request(found) else None
 
 
-def is_request(found: "Any") -> bool:
+def is_request(found: object) -> bool:
     """Has this exactly the fields of a request, and a new token of 16 characters or more?"""
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         return False
