@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report, workspace
-from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns, kernelspec_column
+from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
 from benchmarks.scale import Point
-from benchmarks.worker import QUICK, Sizes, Worker, WorkerFailed
+from benchmarks.worker import QUICK, Sizes, WorkerFailed
 
 RESULTS = Path(__file__).parent / "results"
 INTERRUPTED = 130
@@ -72,9 +72,12 @@ def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Pat
             for count in options.counts:
                 for worker in running:
                     _progress(f"{worker.column.name}, kernels: {count}")
-                    point = _scale_point(worker, count, options.trips, problems)
-                    if point is not None:
-                        curves[worker.column.name].append(point)
+                    try:
+                        size = {"kernels": count, "round_trips": options.trips}
+                        curves[worker.column.name].append(worker.call("many_kernels", **size))
+                    except WorkerFailed as error:
+                        problems.append(f"column {worker.column.name}, {count} kernels: {error}")
+                        _progress(problems[-1])
         interrupted = False
     _print_title(facts, interrupted)
     print(f"every kernel does {options.trips} round trips, all kernels at once\n")
@@ -102,21 +105,10 @@ def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder:
     return _save(options.json or RESULTS / "workspace.json", content)
 
 
-def _scale_point(worker: Worker, count: int, trips: int, problems: list[str]) -> Point | None:
-    try:
-        point = worker.call("many_kernels", kernels=count, round_trips=trips)
-    except WorkerFailed as error:
-        problems.append(f"column {worker.column.name}, {count} kernels: {error}")
-        _progress(problems[-1])
-        return None
-    assert isinstance(point, Point)
-    return point
-
-
 def _columns(options: argparse.Namespace, default: Sequence[str]) -> list[Column]:
     if options.kernels:
         named = [COLUMNS[name] for name in options.columns or ()]
-        return [*named, *map(kernelspec_column, options.kernels)]
+        return [*named, *(Column(name, f"kernelspec {name}", name) for name in options.kernels)]
     columns = [COLUMNS[name] for name in options.columns or default]
     return before_columns(columns, options.before) if options.before else columns
 

@@ -50,44 +50,39 @@ def run(
     wanted = (*_ENDING, *also)
     with _signals(wanted) as arrivals:
         # Signals of other handlers in this process arrive here, too.
-        supervisor = _Supervisor(arrivals, lambda n: n not in wanted or on_signal(n))
-        return submit(supervisor.supervise(coroutine)).result()
+        supervised = _supervise(coroutine, arrivals, lambda n: n not in wanted or on_signal(n))
+        return submit(supervised).result()
 
 
-class _Supervisor:
-    """Watches one coroutine on the background loop, and the signals that arrive."""
+async def _supervise(
+    coroutine: Coroutine[Any, Any, T], arrivals: socket.socket, on_signal: Callable[[int], bool]
+) -> T:
+    """Watch one coroutine on the background loop, and the signals that arrive."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coroutine)
+    caught: list[signal.Signals] = []
+    give_up = asyncio.Event()
 
-    def __init__(self, arrivals: socket.socket, on_signal: Callable[[int], bool]) -> None:
-        self._arrivals = arrivals
-        self._on_signal = on_signal
-        self._caught: signal.Signals | None = None
-        self._give_up = asyncio.Event()
-
-    async def supervise(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(coroutine)
-        giving_up = asyncio.ensure_future(self._give_up.wait())
-        loop.add_reader(self._arrivals, self._arrived, task)
-        try:
-            await asyncio.wait({task, giving_up}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_reader(self._arrivals)
-            giving_up.cancel()
-        if self._caught and not task.done():
-            raise Interrupted(self._caught, at_once=True)
-        if self._caught and task.cancelled():
-            raise Interrupted(self._caught)
-        return task.result()
-
-    def _arrived(self, task: asyncio.Task[Any]) -> None:
-        for signum in self._arrivals.recv(4096):
-            if self._caught:
+    def arrived() -> None:
+        for signum in arrivals.recv(4096):
+            if caught:
                 if signum in _ENDING:
-                    self._give_up.set()
-            elif not self._on_signal(signum):
-                self._caught = signal.Signals(signum)
-                asyncio.get_running_loop().call_later(CLEAN_UP, self._give_up.set)
+                    give_up.set()
+            elif not on_signal(signum):
+                caught.append(signal.Signals(signum))
+                loop.call_later(CLEAN_UP, give_up.set)
                 task.cancel()
+
+    giving_up = asyncio.ensure_future(give_up.wait())
+    loop.add_reader(arrivals, arrived)
+    try:
+        await asyncio.wait({task, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(arrivals)
+        giving_up.cancel()
+    if caught and (task.cancelled() or not task.done()):
+        raise Interrupted(caught[0], at_once=not task.done())
+    return task.result()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import sys
 
 from .connector import EXIT_NO_AGENT, SOCKET, open_agent
@@ -36,7 +35,11 @@ def main(folder: str) -> int:
     with connection:
         connection.settimeout(_ANSWER_TIMEOUT)
         connection.sendall(json.dumps({"rekey": request}).encode())
-        answer = _answer(connection)
+        try:
+            answer = connection.makefile(errors="replace").readline(MAX_REQUEST).strip()
+        except OSError as error:
+            print("the agent does not answer:", error, file=sys.stderr)
+            answer = ""
     print(answer or "the agent gave no answer")
     return 0 if answer == "ok" else EXIT_REFUSED
 
@@ -79,16 +82,3 @@ def reseed(entropy: bytes) -> None:
         print("agent: random numbers are reseeded later:", error, flush=True)
     finally:
         os.close(fd)
-
-
-def _answer(connection: socket.socket) -> str:
-    received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < MAX_REQUEST:
-            piece = connection.recv(MAX_REQUEST)
-            if not piece:
-                break
-            received += piece
-    except OSError as error:
-        print("the agent does not answer:", error, file=sys.stderr)
-    return received.decode("ascii", "replace").strip()

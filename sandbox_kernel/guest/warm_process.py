@@ -47,10 +47,7 @@ def _first_steps(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that make an interpreter run ``warm/sitecustomize.py`` first."""
     saved = environment.get("PYTHONPATH", "")
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
-    return {
-        SAVED_VARIABLE: saved,
-        "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
-    }
+    return {SAVED_VARIABLE: saved, "PYTHONPATH": os.pathsep.join(filter(None, [here, saved]))}
 
 
 def can_be_warm(command: list[str]) -> bool:

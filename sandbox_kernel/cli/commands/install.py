@@ -9,13 +9,7 @@ from pathlib import Path
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.doctor import diagnose
 from sandbox_kernel.cli.formatting import note, print_json, table
-from sandbox_kernel.cli.options import (
-    Commands,
-    add_command,
-    add_json,
-    add_settings,
-    given_settings,
-)
+from sandbox_kernel.cli.options import Commands, add_command, add_json, add_settings, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.sandboxes.backends import load_backend
