@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report, workspace
+from benchmarks import report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # A shell's `timeout` or a CI job that ends this also gets the figures measured so far.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    facts = machine.facts()
+    facts = report.machine_facts()
     _progress(report.machine_line(facts))
     # A short path, because it holds Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="skb-"))

@@ -49,8 +49,6 @@ class PreambleFilter:
 
 
 class RawCodec:
-    name = RAW
-
     def encode(self, buffers: Sequence[Buffer]) -> List[Buffer]:
         return list(buffers)
 
@@ -59,8 +57,6 @@ class RawCodec:
 
 
 class Base64Codec:
-    name = BASE64
-
     def __init__(self) -> None:
         self._partial: List[bytes] = []
         self._partial_size = 0

@@ -111,7 +111,8 @@ class FdLink:
         pending = self._pending
         try:
             while pending:
-                sent = os.writev(self._out, list(islice(pending, _MAX_PIECES)))
+                few = len(pending) <= _MAX_PIECES
+                sent = os.writev(self._out, list(pending if few else islice(pending, _MAX_PIECES)))
                 self._pending_bytes -= sent
                 while sent:
                     first = len(pending[0])

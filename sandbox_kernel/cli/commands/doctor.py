@@ -7,6 +7,7 @@ import asyncio
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import print_json
@@ -49,16 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = foreground.run(_diagnose_all(asked))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
     if arguments.json:
-        print_json(
-            [
-                {
-                    "backend": backend,
-                    "ok": works[backend],
-                    "checks": [{"ok": c.ok, "what": c.what, "fix": c.fix} for c in found[backend]],
-                }
-                for backend in asked
-            ]
-        )
+        checks = {name: [asdict(check) for check in found[name]] for name in asked}
+        print_json([{"backend": b, "ok": works[b], "checks": checks[b]} for b in asked])
     else:
         for backend in asked:
             print(f"{backend}: {'works' if works[backend] else 'does not work here'}")
