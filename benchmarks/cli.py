@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,15 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks import machine, report, workspace
-from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns, kernelspec_column
+from benchmarks import report, workspace
+from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
 from benchmarks.scale import Point
-from benchmarks.worker import QUICK, Sizes, Worker, WorkerFailed
+from benchmarks.worker import QUICK, Sizes, WorkerFailed
 
 RESULTS = Path(__file__).parent / "results"
 INTERRUPTED = 130
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # A shell's `timeout` or a CI job that ends this also gets the figures measured so far.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    facts = machine.facts()
+    facts = report.machine_facts()
     _progress(report.machine_line(facts))
     # A short path, because it holds Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="skb-"))
@@ -43,11 +45,10 @@ def run_compare(options: argparse.Namespace, facts: dict[str, object], folder: P
     sizes = QUICK if options.quick else Sizes()
     rounds = options.rounds or (1 if options.quick else 3)
     results = Results(_columns(options, DEFAULT_COLUMNS), [ROWS[name] for name in options.rows])
-    interrupted = False
-    try:
+    interrupted = True
+    with contextlib.suppress(KeyboardInterrupt):
         compare(results, sizes, rounds, folder, _progress)
-    except KeyboardInterrupt:
-        interrupted = True
+        interrupted = False
     _print_title(facts, interrupted)
     print(f"rounds: {rounds}; output: {sizes.output / 1e6:g} MB; prints: {sizes.prints:,}")
     for column in results.columns:
@@ -57,39 +58,35 @@ def run_compare(options: argparse.Namespace, facts: dict[str, object], folder: P
     print()
     for check in report.checks(results):
         print(check)
-    _print_problems(results.problems)
-    path = options.json or RESULTS / "latest.json"
-    report.save(path, report.comparison_json(results, facts, sizes, rounds))
-    print(f"saved in {path}")
-    return INTERRUPTED if interrupted else 1 if results.problems else 0
+    content = report.comparison_json(results, facts, sizes, rounds)
+    return _save(options.json or RESULTS / "latest.json", content, interrupted)
 
 
 def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
     columns = _columns(options, ("local", "sandbox"))
     curves: dict[str, list[Point]] = {column.name: [] for column in columns}
     problems: list[str] = []
-    interrupted = False
-    try:
+    interrupted = True
+    with contextlib.suppress(KeyboardInterrupt):
         with workers(columns, Sizes(), folder, problems.append) as running:
             for count in options.counts:
                 for worker in running:
                     _progress(f"{worker.column.name}, kernels: {count}")
-                    point = _scale_point(worker, count, options.trips, problems)
-                    if point is not None:
-                        curves[worker.column.name].append(point)
-    except KeyboardInterrupt:
-        interrupted = True
+                    try:
+                        size = {"kernels": count, "round_trips": options.trips}
+                        curves[worker.column.name].append(worker.call("many_kernels", **size))
+                    except WorkerFailed as error:
+                        problems.append(f"column {worker.column.name}, {count} kernels: {error}")
+                        _progress(problems[-1])
+        interrupted = False
     _print_title(facts, interrupted)
     print(f"every kernel does {options.trips} round trips, all kernels at once\n")
     print(report.curve_table(curves))
     print()
     for line in report.bends(curves):
         print(line)
-    _print_problems(problems)
-    path = options.json or RESULTS / "scale.json"
-    report.save(path, report.curve_json(curves, facts, problems))
-    print(f"saved in {path}")
-    return INTERRUPTED if interrupted else 1 if problems else 0
+    content = report.curve_json(curves, facts, problems)
+    return _save(options.json or RESULTS / "scale.json", content, interrupted)
 
 
 def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
@@ -102,29 +99,16 @@ def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder:
     print(f"rounds: {rounds}; {files:,} files with {size / 1e6:g} MB of random bytes\n")
     print(workspace.report_table(figures))
     print()
-    for check in workspace.checks(figures):
+    for check in workspace.checks(figures, size):
         print(check)
-    path = options.json or RESULTS / "workspace.json"
-    report.save(path, {"machine": facts, "figures": asdict(figures)})
-    print(f"saved in {path}")
-    return 0
-
-
-def _scale_point(worker: Worker, count: int, trips: int, problems: list[str]) -> Point | None:
-    try:
-        point = worker.call("many_kernels", kernels=count, round_trips=trips)
-    except WorkerFailed as error:
-        problems.append(f"column {worker.column.name}, {count} kernels: {error}")
-        _progress(problems[-1])
-        return None
-    assert isinstance(point, Point)
-    return point
+    content = {"machine": facts, "figures": {"files": files, "size": size, **figures}}
+    return _save(options.json or RESULTS / "workspace.json", content)
 
 
 def _columns(options: argparse.Namespace, default: Sequence[str]) -> list[Column]:
     if options.kernels:
         named = [COLUMNS[name] for name in options.columns or ()]
-        return [*named, *map(kernelspec_column, options.kernels)]
+        return [*named, *(Column(name, f"kernelspec {name}", name) for name in options.kernels)]
     columns = [COLUMNS[name] for name in options.columns or default]
     return before_columns(columns, options.before) if options.before else columns
 
@@ -135,9 +119,15 @@ def _print_title(facts: dict[str, object], interrupted: bool) -> None:
     print(report.machine_line(facts))
 
 
-def _print_problems(problems: Sequence[str]) -> None:
+def _save(path: Path, content: dict[str, Any], interrupted: bool = False) -> int:
+    """Print the problems, save the figures, and give the exit code."""
+    problems = content.get("problems", [])
     for problem in problems:
         print(f"problem: {problem}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"saved in {path}")
+    return INTERRUPTED if interrupted else 1 if problems else 0
 
 
 _begin = time.monotonic()

@@ -12,11 +12,7 @@ NARROW_BANDWIDTH = 10e6
 """Bytes a second that the narrow link carries each way."""
 
 LIFE = ("start", "restart", "stop")
-WORK = (
-    *("bare_link", "round_trips", "large_output", "prints"),
-    *("interrupt", "interrupt_flood"),
-)
-MEMORY = ("memory",)
+WORK = ("bare_link", "round_trips", "large_output", "prints", "interrupt", "interrupt_flood")
 HOSTED = (*LIFE, "round_trips", "large_output", "prints", "interrupt")
 
 
@@ -58,7 +54,7 @@ class Column:
     """The KernelManager's transport. (The sandbox's provisioner turns ``tcp`` into IPC.)"""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Settings for the process that starts the kernels."""
-    tasks: tuple[str, ...] = (*LIFE, *WORK, *MEMORY)
+    tasks: tuple[str, ...] = (*LIFE, *WORK, "memory")
     """The tasks that are measured."""
     checkout: Path | None = None
     """Another checkout of the project, whose package is measured instead of the installed one."""
@@ -120,12 +116,6 @@ def before_columns(columns: Sequence[Column], checkout: Path) -> list[Column]:
     for column in columns:
         found.append(column)
         if not column.name.startswith("local"):
-            about = f"the same from {checkout}"
-            name = f"{column.name}-before"
+            name, about = f"{column.name}-before", f"the same from {checkout}"
             found.append(replace(column, name=name, about=about, checkout=checkout))
     return found
-
-
-def kernelspec_column(name: str) -> Column:
-    """A column for a kernelspec that the user has named."""
-    return Column(name, f"kernelspec {name}", name)

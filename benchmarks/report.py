@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import datetime
+import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from benchmarks.worker import Sizes
 
 ROUND_TRIP_FACTOR = 1.10
 NOTHING = "-"
+PACKAGES = ("sandbox-kernel", "ipykernel", "jupyter_client", "pyzmq", "tornado")
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,35 @@ def figure(value: float | None) -> str:
     """Three significant digits, never in scientific notation."""
     if value is None:
         return NOTHING
-    for limit, digits in ((10, 2), (100, 1)):
+    for limit, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < limit:
-            return f"{value:.3f}" if abs(value) < 1 else f"{value:.{digits}f}"
+            return f"{value:.{digits}f}"
     return f"{value:.0f}"
 
 
 def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
+
+
+def machine_facts() -> dict[str, object]:
+    """The machine, as plain JSON types. Call it before measuring: it includes the load average."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10**6,
+        "cpu": _cpu_model(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load_average": list(os.getloadavg()),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:
@@ -204,8 +229,3 @@ def curve_json(
         "bends": list(bends(curves)),
         "problems": list(problems),
     }
-
-
-def save(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,23 +38,16 @@ def pss(pid: int | str = "self") -> int:
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line[:4] == "Pss:")
 
 
-def descendants(root: int) -> Iterator[int]:
-    """All processes below ``root``, each after its parent."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _stat(int(entry))):
-            children.setdefault(int(fields[1]), []).append(int(entry))
-    waiting = [root]
-    while waiting:
-        found = children.get(waiting.pop(), [])
-        yield from found
-        waiting += found
-
-
 def memory_by_part(root: int) -> dict[str, int]:
     """PSS of all processes below ``root``, by role."""
-    commands = {pid: _command(pid) for pid in descendants(root)}
-    stats = {pid: stat for pid in commands if (stat := _stat(pid))}
+    everybody = {int(entry): _stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
+    stats: dict[int, list[str]] = {}
+    parents = {root}
+    while parents:
+        found = {pid: stat for pid, stat in everybody.items() if stat and int(stat[1]) in parents}
+        stats |= found
+        parents = set(found)
+    commands = {pid: _command(pid) for pid in stats}
     total: dict[str, int] = {}
     for pid in stats:
         part = _part(pid, commands, stats)

@@ -21,12 +21,11 @@ class Row:
     about: str
     unit: str
     task: str
-    sample: str = ""
-    """Name of the task's samples; the row's own name by default."""
     scale: float = 1.0
     """Factor from base units (seconds, bytes) to ``unit``."""
     reduce: Reduce = statistics.median
-    higher_is_better: bool = False
+    sample: str = ""
+    """Name of the task's samples; the row's own name by default."""
 
     @property
     def key(self) -> str:
@@ -35,6 +34,7 @@ class Row:
 
 _MS = 1e3
 _MB = 1e-6
+_MEAN = statistics.fmean
 
 ROWS = {
     row.name: row
@@ -42,50 +42,23 @@ ROWS = {
         Row("start", "start to first result, cold", "s", "start"),
         Row("restart", "restart to first result", "s", "restart"),
         Row("stop", "stop", "s", "stop"),
-        Row("rtt_p50", "execute round trip, p50", "ms", "round_trips", "rtt", _MS),
-        Row("rtt_p99", "execute round trip, p99", "ms", "round_trips", "rtt", _MS, percentile_99),
-        Row("link", "round trip of the bare link", "ms", "bare_link", scale=_MS),
-        Row(
-            "throughput",
-            "one large output",
-            "MB/s",
-            "large_output",
-            scale=_MB,
-            higher_is_better=True,
-        ),
+        Row("rtt_p50", "execute round trip, p50", "ms", "round_trips", _MS, sample="rtt"),
+        Row("rtt_p99", "execute round trip, p99", "ms", "round_trips", _MS, percentile_99, "rtt"),
+        Row("link", "round trip of the bare link", "ms", "bare_link", _MS),
+        Row("throughput", "one large output", "MB/s", "large_output", _MB),
         Row("prints", "many prints", "s", "prints"),
-        Row("interrupt", "interrupt", "ms", "interrupt", scale=_MS),
-        Row(
-            "interrupt_flood",
-            "interrupt while output floods",
-            "ms",
-            "interrupt_flood",
-            scale=_MS,
-        ),
-        Row(
-            "tunnel_cpu_rtt",
-            "tunnel CPU, each round trip",
-            "ms",
-            "round_trips",
-            scale=_MS,
-            reduce=statistics.fmean,
-        ),
-        Row("tunnel_cpu_mb", "tunnel CPU, each MB", "ms", "large_output", scale=_MS / 1e-6),
-        Row(
-            "host_cpu_rtt",
-            "host process CPU, each round trip",
-            "ms",
-            "round_trips",
-            scale=_MS,
-            reduce=statistics.fmean,
-        ),
-        Row("host_cpu_mb", "host process CPU, each MB", "ms", "large_output", scale=_MS / 1e-6),
-        Row("memory_host", "memory a kernel: host process", "MB", "memory", scale=_MB),
-        Row("memory_all", "memory a kernel: its processes", "MB", "memory", scale=_MB),
-        Row("memory_kernel", "... the kernel itself", "MB", "memory", scale=_MB),
-        Row("memory_warm", "... the warm interpreter", "MB", "memory", scale=_MB),
-        Row("memory_agent", "... the agent", "MB", "memory", scale=_MB),
-        Row("memory_connector", "... the connector", "MB", "memory", scale=_MB),
-        Row("memory_init", "... the jail's init and monitor", "MB", "memory", scale=_MB),
+        Row("interrupt", "interrupt", "ms", "interrupt", _MS),
+        Row("interrupt_flood", "interrupt while output floods", "ms", "interrupt_flood", _MS),
+        Row("tunnel_cpu_rtt", "tunnel CPU, each round trip", "ms", "round_trips", _MS, _MEAN),
+        Row("tunnel_cpu_mb", "tunnel CPU, each MB", "ms", "large_output", _MS / _MB),
+        Row("host_cpu_rtt", "host process CPU, each round trip", "ms", "round_trips", _MS, _MEAN),
+        Row("host_cpu_mb", "host process CPU, each MB", "ms", "large_output", _MS / _MB),
+        Row("memory_host", "memory a kernel: host process", "MB", "memory", _MB),
+        Row("memory_all", "memory a kernel: its processes", "MB", "memory", _MB),
+        Row("memory_kernel", "... the kernel itself", "MB", "memory", _MB),
+        Row("memory_warm", "... the warm interpreter", "MB", "memory", _MB),
+        Row("memory_agent", "... the agent", "MB", "memory", _MB),
+        Row("memory_connector", "... the connector", "MB", "memory", _MB),
+        Row("memory_init", "... the jail's init and monitor", "MB", "memory", _MB),
     )
 }

@@ -50,12 +50,8 @@ def bend(points: Sequence[Point]) -> int | None:
     return None
 
 
-def measure(column: Column, kernels: int, round_trips: int) -> Point:
+async def measure(column: Column, kernels: int, round_trips: int) -> Point:
     """Start that many kernels, let them work at once, and stop them."""
-    return asyncio.run(_measure(column, kernels, round_trips))
-
-
-async def _measure(column: Column, kernels: int, round_trips: int) -> Point:
     gate = asyncio.Semaphore(AT_ONCE)
     fleet = [_Kernel(column) for _ in range(kernels)]
     try:

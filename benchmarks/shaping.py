@@ -18,20 +18,14 @@ from sandbox_kernel.tunnel import background
 _LIMIT = 60.0
 
 
-class NoShaping(Exception):
-    """Links cannot be shaped here: the tests are not installed."""
-
-
 @contextmanager
 def shaped(link: Link | None) -> Iterator[None]:
     """Give sandboxes that this process starts inside this block such a link."""
     if link is None:
         yield
         return
-    try:
-        from tests.faults.shaped import Shape, install
-    except ImportError as error:
-        raise NoShaping(f"run it from a checkout of the repository ({error})") from error
+    from tests.faults.shaped import Shape, install
+
     # A shape's delay is that of one direction.
     with install(Shape(link.round_trip / 2, link.bandwidth, link.byte_exact)):
         yield
@@ -43,10 +37,8 @@ def hosted(service: Service | None) -> Iterator[None]:
     if service is None:
         yield
         return
-    try:
-        from tests.emulators.running import started
-    except ImportError as error:
-        raise NoShaping(f"run it from a checkout of the repository ({error})") from error
+    from tests.emulators.running import started
+
     with started(service.backend, delay=service.round_trip) as running:
         os.environ.update(running.env, SANDBOX_KERNEL_BACKEND=service.backend)
         yield

@@ -11,8 +11,8 @@ import os
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +46,15 @@ with open("changing", "wb") as file:
 CHANGE = "open('changing', 'wb').write(__import__('os').urandom(2**20)); None"
 
 
-@dataclass
-class Figures:
-    """Seconds and bytes, one for each round."""
-
-    files: int
-    size: int
-    tar_out: list[float] = field(default_factory=list)
-    tar_in: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    unchanged: list[float] = field(default_factory=list)
-    changed: list[float] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    hydrate: list[float] = field(default_factory=list)
-    idle: list[float] = field(default_factory=list)
-    between: list[float] = field(default_factory=list)
-    during: list[float] = field(default_factory=list)
-    during_first: list[float] = field(default_factory=list)
+Figures = defaultdict[str, list[float]]
+"""Seconds, and bytes (``moved``), one for each time it was measured."""
 
 
 def measure(
     folder: Path, files: int, size: int, rounds: int, progress: Callable[[str], object]
 ) -> Figures:
     """Measure in rounds. Each round does everything, tar right next to ours."""
-    figures = Figures(files, size)
+    figures: Figures = defaultdict(list)
     progress(f"a sandbox with {files} files")
     live, _ = LiveKernel.start(COLUMNS["sandbox"])
     try:
@@ -89,43 +74,43 @@ def _round(
     figures: Figures, folder: Path, live: LiveKernel, sandbox: SandboxedKernel, store: Store
 ) -> None:
     archive = folder / "whole.tar"
-    figures.idle += [live.round_trip() for _ in range(100)]
+    figures["idle"] += [live.round_trip() for _ in range(100)]
     saving = background.submit(persist(sandbox, store, "bench"))
     while not saving.done():
-        figures.during_first.append(live.round_trip())
-    figures.first.append(saving.result(LIMIT).seconds)
-    figures.idle += [live.round_trip() for _ in range(100)]
+        figures["during_first"].append(live.round_trip())
+    figures["first"].append(saving.result(LIMIT).seconds)
+    figures["idle"] += [live.round_trip() for _ in range(100)]
     for _ in range(5):
         live._run(CHANGE)
         time.sleep(0.2)
         begin = time.perf_counter()
         report = background.submit(persist(sandbox, store, "bench")).result(LIMIT)
-        figures.changed.append(time.perf_counter() - begin)
-        figures.moved.append(report.moved_bytes)
+        figures["changed"].append(time.perf_counter() - begin)
+        figures["moved"].append(report.moved_bytes)
         assert report.new
     begin = time.perf_counter()
     background.submit(persist(sandbox, store, "bench")).result(LIMIT)
-    figures.unchanged.append(time.perf_counter() - begin)
-    wanted = len(figures.during) + 100
-    while len(figures.during) < wanted:
+    figures["unchanged"].append(time.perf_counter() - begin)
+    wanted = len(figures["during"]) + 100
+    while len(figures["during"]) < wanted:
         # Idle round trips right before each save, so that a neighbour on the machine affects both.
-        figures.between += [live.round_trip() for _ in range(10)]
+        figures["between"] += [live.round_trip() for _ in range(10)]
         live._run(CHANGE)
         saving = background.submit(persist(sandbox, store, "bench"))
         while not saving.done():
-            figures.during.append(live.round_trip())
+            figures["during"].append(live.round_trip())
         saving.result()
-    figures.tar_out.append(_on_loop(_tar_out(sandbox, archive)))
+    figures["tar_out"].append(_on_loop(_tar_out(sandbox, archive)))
     for into in ("tar", "ours") if random.random() < 0.5 else ("ours", "tar"):
         other, _ = LiveKernel.start(COLUMNS["sandbox"])
         try:
             fresh = _sandboxed(other)
             if into == "tar":
-                figures.tar_in.append(_on_loop(_tar_in(fresh, archive)))
+                figures["tar_in"].append(_on_loop(_tar_in(fresh, archive)))
             else:
                 begin = time.perf_counter()
                 background.submit(hydrate(fresh, store, "bench")).result(LIMIT)
-                figures.hydrate.append(time.perf_counter() - begin)
+                figures["hydrate"].append(time.perf_counter() - begin)
         finally:
             other.discard()
     archive.unlink()
@@ -164,48 +149,39 @@ async def _tar_in(sandbox: SandboxedKernel, archive: Path) -> float:
 
 
 def report_table(figures: Figures) -> str:
-    middle = statistics.median
+    middle = {name: statistics.median(values) for name, values in figures.items()}
+    tar = figure(middle["tar_out"])
     rows = [
         ["", "unit", "tar over exec", "sandbox-kernel"],
-        ["first save", "s", figure(middle(figures.tar_out)), figure(middle(figures.first))],
-        ["save after 1 MB changed", "s", figure(middle(figures.tar_out)), _f(figures.changed)],
-        ["save, nothing changed", "s", figure(middle(figures.tar_out)), _f(figures.unchanged)],
-        ["into an empty sandbox", "s", _f(figures.tar_in), _f(figures.hydrate)],
-        ["round trip of a cell, between saves", "ms", "", figure(1000 * middle(figures.between))],
-        ["... while saving changes", "ms", "", figure(1000 * middle(figures.during))],
-        ["... before and after the first save", "ms", "", figure(1000 * middle(figures.idle))],
-        ["... during the first save", "ms", "", figure(1000 * middle(figures.during_first))],
+        ["first save", "s", tar, figure(middle["first"])],
+        ["save after 1 MB changed", "s", tar, figure(middle["changed"])],
+        ["save, nothing changed", "s", tar, figure(middle["unchanged"])],
+        ["into an empty sandbox", "s", figure(middle["tar_in"]), figure(middle["hydrate"])],
+        ["round trip of a cell, between saves", "ms", "", figure(1000 * middle["between"])],
+        ["... while saving changes", "ms", "", figure(1000 * middle["during"])],
+        ["... before and after the first save", "ms", "", figure(1000 * middle["idle"])],
+        ["... during the first save", "ms", "", figure(1000 * middle["during_first"])],
     ]
     return table(rows)
 
 
-def _f(values: list[float]) -> str:
-    return figure(statistics.median(values))
-
-
-def checks(figures: Figures) -> list[Check]:
-    middle = statistics.median
-    moved = middle(figures.moved) / CHANGED
-    share = middle(figures.changed) / middle(figures.tar_out)
-    speed = middle(figures.tar_in) / middle(figures.hydrate)
-    trip = middle(figures.during) / middle(figures.between)
-    whole = middle(figures.during_first) / middle(figures.idle)
+def checks(figures: Figures, size: int) -> list[Check]:
+    middle = {name: statistics.median(values) for name, values in figures.items()}
+    moved = middle["moved"] / CHANGED
+    share = middle["changed"] / middle["tar_out"]
+    speed = middle["tar_in"] / middle["hydrate"]
+    trip = middle["during"] / middle["between"]
+    whole = middle["during_first"] / middle["idle"]
     return [
         Check("bytes moved <= 1.05 x changed", f"{moved:.4f} x", moved <= MOST_MOVED),
         Check(
             "save after 1 MB changed <= 1/30 of tar",
-            f"1/{1 / share:.1f} ({1000 * middle(figures.changed):.0f} ms)",
-            share <= SMALLEST_TIME if figures.size >= FULL_SIZE else None,
+            f"1/{1 / share:.1f} ({1000 * middle['changed']:.0f} ms)",
+            share <= SMALLEST_TIME if size >= FULL_SIZE else None,
         ),
         Check("into an empty sandbox >= 0.7 of tar's speed", f"{speed:.2f}", speed >= LEAST_SPEED),
-        Check(
-            "round trip while saving changes <= 1.3 x idle",
-            f"{trip:.2f} x",
-            trip <= MOST_ROUND_TRIP,
-        ),
-        Check(
-            "round trip during the first save <= 1.3 x idle",
-            f"{whole:.2f} x",
-            whole <= MOST_ROUND_TRIP,
+        *(
+            Check(f"round trip {when} <= 1.3 x idle", f"{found:.2f} x", found <= MOST_ROUND_TRIP)
+            for when, found in (("while saving changes", trip), ("during the first save", whole))
         ),
     ]

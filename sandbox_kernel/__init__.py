@@ -22,18 +22,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "Capabilities": "sandboxes.capabilities",
-    "ExecResult": "sandboxes.base",
-    "ExecStream": "sandboxes.base",
-    "SandboxClient": "sandboxes.base",
-    "SandboxError": "errors",
-    "SandboxHandle": "sandboxes.base",
-    "SandboxInfo": "sandboxes.base",
-    "SandboxSpec": "spec",
-    "SandboxUnavailable": "errors",
-    "SandboxedKernel": "kernels",
-    "backend_names": "sandboxes.backends",
-    "load_backend": "sandboxes.backends",
+    "errors": ("SandboxError", "SandboxUnavailable"),
+    "kernels": ("SandboxedKernel",),
+    "sandboxes.backends": ("backend_names", "load_backend"),
+    "sandboxes.base": ("ExecResult", "ExecStream", "SandboxClient", "SandboxHandle", "SandboxInfo"),
+    "sandboxes.capabilities": ("Capabilities",),
+    "spec": ("SandboxSpec",),
 }
 
 if TYPE_CHECKING:
@@ -55,9 +49,10 @@ def __getattr__(name: str) -> Any:
     """Import on first use: many users of a part of this package need no more of it."""
     import importlib
 
-    if name not in _HOME:
-        raise AttributeError(f"module 'sandbox_kernel' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sandbox_kernel.{_HOME[name]}"), name)
+    for home, names in _HOME.items():
+        if name in names:
+            return getattr(importlib.import_module(f"sandbox_kernel.{home}"), name)
+    raise AttributeError(f"module 'sandbox_kernel' has no attribute {name!r}")
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:

@@ -86,10 +86,6 @@ class KernelProgramMissing(KernelLaunchFailed, FileNotFoundError):
     """The kernel's program does not exist; clients of local kernels expect FileNotFoundError."""
 
 
-class KernelDied(KernelError):
-    """The kernel process ended unexpectedly."""
-
-
 class WorkspaceError(SandboxError):
     """A saved workspace cannot be read or written."""
 

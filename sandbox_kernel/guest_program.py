@@ -15,8 +15,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 PACKAGE = "sandbox_guest"
 _WARM = "guest/warm/"
@@ -41,11 +40,10 @@ sys.exit(main())
 
 def sources() -> dict[str, bytes]:
     """Path below the package -> content, sorted by path."""
-    package = resources.files("sandbox_kernel")
-    found = {"__init__.py": b""}
-    for folder in ("guest", "wire"):
-        found |= _sources(package / folder, folder)
-    return dict(sorted(found.items()))
+    here = Path(__file__).parent
+    paths = [*(here / "guest").rglob("*.py"), *(here / "wire").rglob("*.py")]
+    found = {path.relative_to(here).as_posix(): path.read_bytes() for path in paths}
+    return dict(sorted({"__init__.py": b"", **found}.items()))
 
 
 @functools.cache
@@ -54,9 +52,9 @@ def zipapp() -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         main = f"import sys\nfrom {PACKAGE}.guest.__main__ import main\nsys.exit(main())\n"
-        _add(archive, "__main__.py", main.encode())
-        for path, content in _needed("guest/__main__").items():
-            _add(archive, f"{PACKAGE}/{path}", content)
+        needed = {f"{PACKAGE}/{path}": text for path, text in _needed("guest/__main__").items()}
+        for path, content in {"__main__.py": main.encode(), **needed}.items():
+            archive.writestr(zipfile.ZipInfo(path, _EPOCH), content, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 
@@ -109,18 +107,3 @@ def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:
 def _module_name(path: str) -> str:
     parts = path.removesuffix(".py").removesuffix("__init__").strip("/").split("/")
     return ".".join([PACKAGE, *filter(None, parts)])
-
-
-def _add(archive: zipfile.ZipFile, path: str, content: bytes) -> None:
-    archive.writestr(zipfile.ZipInfo(path, _EPOCH), content, zipfile.ZIP_DEFLATED)
-
-
-def _sources(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for item in folder.iterdir():
-        path = f"{prefix}/{item.name}"
-        if item.is_dir() and item.name != "__pycache__":
-            found |= _sources(item, path)
-        elif item.name.endswith(".py"):
-            found[path] = item.read_bytes()
-    return found

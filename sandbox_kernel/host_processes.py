@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,15 +66,11 @@ class ProcessId:
         return True
 
 
-class _handle:  # noqa: N801  (used as a function)
+@contextlib.contextmanager
+def _handle(pid: int) -> Iterator[int]:
     """A pidfd: it names this very process, even when its number is used again."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def __enter__(self) -> int:
-        self._fd = os.pidfd_open(self._pid)
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+    fd = os.pidfd_open(pid)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

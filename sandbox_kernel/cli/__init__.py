@@ -2,7 +2,7 @@
 
 parser          all commands, and the command behind ``--``
 options         what commands have in common: help, options, settings
-commands/       one module a command: ``add`` declares it, ``run`` does it and has its help
+commands/       ``add`` declares a command; the function that does it has its help
 foreground      runs coroutines on the background loop while the main thread gets signals
 streams         connects a command's streams with ours; terminals
 find_sandboxes  sandboxes by name, in all backends
@@ -65,12 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SandboxError, OSError) as error:
         if arguments.debug:
             raise
-        print(f"{PROGRAM}: {_one_line(error)}", file=sys.stderr)
+        note(str(error) or type(error).__name__)
         # A wrong value is wrong usage; a request that a backend cannot enforce is not.
         wrong = isinstance(error, SpecError) and not isinstance(error, SpecRefused)
         return 2 if wrong else 1
     return code
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

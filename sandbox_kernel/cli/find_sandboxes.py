@@ -150,18 +150,17 @@ async def _survey_one(client: SandboxClient, note: Note) -> list[FoundSandbox]:
     except (SandboxError, OSError) as error:
         note(f"The backend {client.backend!r}: {error}")
         names = record_names(client.backend)
-    looked = await asyncio.gather(*(_look(client, name) for name in names), return_exceptions=True)
-    found = []
-    for name, result in zip(names, looked, strict=True):
-        if isinstance(result, FoundSandbox):
-            found.append(result)
-        elif isinstance(result, SandboxNotFound):
-            continue  # just removed
-        elif isinstance(result, Exception):
-            note(f"The sandbox {name!r} of the backend {client.backend!r}: {result}")
-        else:
-            raise result
-    return found
+
+    async def look(name: str) -> FoundSandbox | None:
+        try:
+            return await _look(client, name)
+        except SandboxNotFound:
+            pass  # just removed
+        except Exception as error:  # noqa: BLE001  (it never hides the others)
+            note(f"The sandbox {name!r} of the backend {client.backend!r}: {error}")
+        return None
+
+    return [found for found in await asyncio.gather(*map(look, names)) if found is not None]
 
 
 async def _look(client: SandboxClient, name: str) -> FoundSandbox:

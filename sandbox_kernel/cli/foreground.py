@@ -1,21 +1,24 @@
 """Runs coroutines on the background loop while the main thread gets signals.
 
 Ctrl-C (SIGINT), SIGTERM and SIGHUP cancel the coroutine and wait for its clean-up, up to a limit. A
-second signal ends at once.
+second signal ends at once. ``each`` does so for several sandboxes in turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import concurrent.futures
 import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from sandbox_kernel.cli.formatting import note
+from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.tunnel.background import submit
+from sandbox_kernel.untrusted_text import printable
 
 T = TypeVar("T")
 
@@ -47,44 +50,39 @@ def run(
     wanted = (*_ENDING, *also)
     with _signals(wanted) as arrivals:
         # Signals of other handlers in this process arrive here, too.
-        supervisor = _Supervisor(arrivals, lambda n: n not in wanted or on_signal(n))
-        return submit(supervisor.supervise(coroutine)).result()
+        supervised = _supervise(coroutine, arrivals, lambda n: n not in wanted or on_signal(n))
+        return submit(supervised).result()
 
 
-class _Supervisor:
-    """Watches one coroutine on the background loop, and the signals that arrive."""
+async def _supervise(
+    coroutine: Coroutine[Any, Any, T], arrivals: socket.socket, on_signal: Callable[[int], bool]
+) -> T:
+    """Watch one coroutine on the background loop, and the signals that arrive."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coroutine)
+    caught: list[signal.Signals] = []
+    give_up = asyncio.Event()
 
-    def __init__(self, arrivals: socket.socket, on_signal: Callable[[int], bool]) -> None:
-        self._arrivals = arrivals
-        self._on_signal = on_signal
-        self._caught: signal.Signals | None = None
-        self._give_up = asyncio.Event()
-
-    async def supervise(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(coroutine)
-        giving_up = asyncio.ensure_future(self._give_up.wait())
-        loop.add_reader(self._arrivals, self._arrived, task)
-        try:
-            await asyncio.wait({task, giving_up}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_reader(self._arrivals)
-            giving_up.cancel()
-        if self._caught and not task.done():
-            raise Interrupted(self._caught, at_once=True)
-        if self._caught and task.cancelled():
-            raise Interrupted(self._caught)
-        return task.result()
-
-    def _arrived(self, task: asyncio.Task[Any]) -> None:
-        for signum in self._arrivals.recv(4096):
-            if self._caught:
+    def arrived() -> None:
+        for signum in arrivals.recv(4096):
+            if caught:
                 if signum in _ENDING:
-                    self._give_up.set()
-            elif not self._on_signal(signum):
-                self._caught = signal.Signals(signum)
-                asyncio.get_running_loop().call_later(CLEAN_UP, self._give_up.set)
+                    give_up.set()
+            elif not on_signal(signum):
+                caught.append(signal.Signals(signum))
+                loop.call_later(CLEAN_UP, give_up.set)
                 task.cancel()
+
+    giving_up = asyncio.ensure_future(give_up.wait())
+    loop.add_reader(arrivals, arrived)
+    try:
+        await asyncio.wait({task, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(arrivals)
+        giving_up.cancel()
+    if caught and (task.cancelled() or not task.done()):
+        raise Interrupted(caught[0], at_once=not task.done())
+    return task.result()
 
 
 @contextlib.contextmanager
@@ -110,17 +108,30 @@ def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
             signal.set_wakeup_fd(wakeup)
 
 
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that may block forever, such as reading a terminal, in a thread. Unlike
-    ``asyncio.to_thread`` it never keeps the process from ending."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+def named(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """The sandboxes that a command's arguments name."""
+    return [(name, arguments.backend) for name in arguments.names]
 
-    def work() -> None:
+
+def each(
+    sandboxes: Iterable[tuple[str, str | None]],
+    do: Callable[[str, str | None], Coroutine[Any, Any, None]],
+    *,
+    absent: str = "",
+) -> int:
+    """Call ``do`` with each sandbox's name and backend in turn, and print the names where it
+    worked; gives the exit code. A missing sandbox is a failure, unless ``absent`` says why it is
+    none."""
+    failed = False
+    for name, backend in sandboxes:
         try:
-            future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001  (it is raised where the result is awaited)
-            future.set_exception(error)
-
-    future.set_running_or_notify_cancel()
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
+            run(do(name, backend))
+        except (SandboxError, OSError) as error:
+            if absent and isinstance(error, SandboxNotFound):
+                note(f"{error} {absent}")
+            else:
+                note(str(error))
+                failed = True
+        else:
+            print(printable(name))
+    return 1 if failed else 0

@@ -83,14 +83,8 @@ def add_json(parser: argparse.ArgumentParser, *, quiet: bool = False) -> None:
 
 
 def add_timeout(parser: argparse.ArgumentParser, default: float | None = None) -> None:
-    shown = f" (default: {default:g})" if default else ""
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=default,
-        metavar="SECONDS",
-        help=f"end it after this long{shown}",
-    )
+    text = f"end it after this long (default: {default:g})" if default else "end it after this long"
+    parser.add_argument("--timeout", type=_seconds, default=default, metavar="SECONDS", help=text)
 
 
 def _seconds(text: str) -> float:
@@ -140,12 +134,11 @@ def add_sandbox_settings(parser: argparse.ArgumentParser) -> None:
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line gives, for ``read_configuration``. Paths may be relative
     here, and an interpreter may be named as on the shell's PATH."""
-    values = {
-        key.removeprefix(_SETTING): value
-        for key, value in vars(arguments).items()
-        if key.startswith(_SETTING) and value is not None
-    }
-    values = {key: SETTINGS[key].kind.from_shell(value) for key, value in values.items()}
+    values = {}
+    for option, value in vars(arguments).items():
+        if option.startswith(_SETTING) and value is not None:
+            key = option.removeprefix(_SETTING)
+            values[key] = SETTINGS[key].kind.from_shell(value)
     if FORMER_VOLUME in values and getattr(arguments, "has_former_volume", False):
         note(
             "--workspace is called --volume here, since a saved workspace is something else; it "

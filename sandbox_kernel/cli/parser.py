@@ -15,23 +15,16 @@ from sandbox_kernel.cli.commands import (
     image,
     install,
     launch,
-    list_,
     logs,
     pause,
     ps,
     rm,
     run,
-    shell,
-    stats,
-    uninstall,
     workspace,
 )
 from sandbox_kernel.suggestions import closest, did_you_mean
 
-_COMMANDS = (
-    *(install, uninstall, list_, doctor, ps, stats, rm, pause, logs, exec_, shell, cp, run, launch),
-    *(image, workspace, completion),
-)
+_COMMANDS = (install, doctor, ps, rm, pause, logs, exec_, cp, run, launch, image, workspace)
 _EPILOG = """\
 Start with `sandbox-kernel doctor`. Each command has its own --help, with examples.
 
@@ -69,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
     parser.set_defaults(whole_parser=parser)
     added = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
+    for command in (*_COMMANDS, completion):
         command.add(added)
     return parser
 

@@ -9,12 +9,14 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
 
-from sandbox_kernel.cli.foreground import Interrupted, in_thread
+from sandbox_kernel.cli.foreground import Interrupted
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.tunnel.background import aside
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 _CHUNK = 65536
@@ -68,23 +70,25 @@ class AttachedCommand:
         if self._stream is None or self._tasks is None:
             return signum == signal.SIGWINCH
         if signum == signal.SIGWINCH:
-            resizing = _tolerant(self._stream.resize(*terminal_size()))
-            self._beside.append(self._tasks.create_task(resizing))
+            self._begin(_tolerant(self._stream.resize(*terminal_size())))
             return True
         if signum != signal.SIGINT or self._interrupted:
             return False
         self._interrupted = True
-        interrupting = _tolerant(self._stream.send_signal(signal.SIGINT))
-        self._beside.append(self._tasks.create_task(interrupting))
+        self._begin(_tolerant(self._stream.send_signal(signal.SIGINT)))
         if self._interrupt_grace is not None:
-            self._beside.append(self._tasks.create_task(_end_after(self._interrupt_grace)))
+            self._begin(_end_after(self._interrupt_grace))
         return True
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        self._beside.append(self._tasks.create_task(work))
 
     async def _carry(self, stream: ExecStream, *, terminal: bool) -> int:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._beside.append(self._tasks.create_task(_feed(stream, terminal=terminal)))
+                self._begin(_feed(stream, terminal=terminal))
                 copying = [
                     self._tasks.create_task(self._copy(stream.read, STDOUT)),
                     self._tasks.create_task(self._copy(stream.read_stderr, STDERR)),
@@ -116,7 +120,7 @@ class AttachedCommand:
                 del self._reading[fd]
             if not data:
                 return
-            await in_thread(_write, fd, data)
+            await aside(_write, fd, data)
 
 
 async def _end_after(seconds: float) -> None:
@@ -136,7 +140,7 @@ async def _feed(stream: ExecStream, *, terminal: bool) -> None:
     # The command may end without reading its input.
     with contextlib.suppress(SandboxError, OSError):
         if sys.stdin is not None and (terminal or not os.isatty(STDIN)):
-            while data := await in_thread(_read, STDIN):
+            while data := await aside(_read, STDIN):
                 await stream.write(data)
         await stream.close_stdin()
 

@@ -1,14 +1,12 @@
 """Entry point of the guest program: ``agent DIR LEASE [KERNEL...]``, ``connect DIR CODEC`` or
 ``rekey DIR``."""
 
+from __future__ import annotations
+
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional
 
-
-def main(arguments: "Optional[List[str]]" = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command == "agent" and len(rest) >= 2:
         # First what takes longest: the kernel's imports go on while the agent starts.

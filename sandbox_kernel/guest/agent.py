@@ -1,10 +1,5 @@
 """The agent: the daemon in the sandbox that owns the kernel and the session.
 
-    agent_socket   takes connectors in
-    sessions       token, takeover, the present session
-    targets        what the session's streams lead to
-    control_calls  what the host can ask for
-
 It outlives every link. It ends when the host says so, or when no host has been attached for
 ``lease`` seconds.
 """

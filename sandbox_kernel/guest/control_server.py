@@ -72,7 +72,6 @@ class ControlServer:
         self._peer.flush_soon()
 
     def on_data(self, payload: Buffer) -> None:
-        size = len(payload)
         try:
             for line in self._lines.feed(payload):
                 self._call(json.loads(line))
@@ -80,7 +79,7 @@ class ControlServer:
             self._stream.reset("control: %r" % error)
             self._on_closed(self)
             return
-        self._stream.consumed(size)
+        self._stream.consumed(len(payload))
 
     def _call(self, request: Dict[str, Any]) -> None:
         id_, name, args = request["id"], request["call"], request["args"]

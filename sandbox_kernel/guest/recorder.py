@@ -13,18 +13,10 @@ import struct
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional
 
+from ..wire import zmtp
 from ..wire.event_loop import LoopLike
 from ..wire.mux import Stream
 from ..wire.peer import Peer
-from ..wire.zmtp import (
-    COMMAND,
-    MORE,
-    PLAIN_GREETING,
-    READY_SUB,
-    SUBSCRIBE_ALL,
-    ZmtpReader,
-    speaks_plainly,
-)
 
 MAX_LIMIT = 256 * 2**20
 _READ = 256 * 1024
@@ -159,7 +151,7 @@ class _Subscriber:
         self._loop = loop
         self._sock = sock
         self._recorder = recorder
-        self._reader = ZmtpReader()
+        self._reader = zmtp.ZmtpReader()
         self._subscribed = False
         self._parts: List[bytes] = []
         self._parts_size = 0
@@ -167,7 +159,7 @@ class _Subscriber:
         self._closed = False
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
-        self._send(PLAIN_GREETING)
+        self._send(zmtp.PLAIN_GREETING)
 
     def close(self) -> None:
         if not self._closed:
@@ -208,17 +200,15 @@ class _Subscriber:
                 self._fail(_ENCRYPTED, True)
             return False
         self._reader.feed(data)
-        if not self._subscribed and self._reader.greeting is not None:
-            self._subscribe(self._reader.greeting)
+        greeting = self._reader.greeting
+        if greeting is not None and not self._subscribed:
+            if zmtp.speaks_plainly(greeting):
+                self._subscribed = True
+                self._send(zmtp.READY_SUB + zmtp.SUBSCRIBE_ALL)
+            else:
+                self._fail(_ENCRYPTED, True)
         self._read_frames()
         return not self._closed
-
-    def _subscribe(self, greeting: bytes) -> None:
-        if speaks_plainly(greeting):
-            self._subscribed = True
-            self._send(READY_SUB + SUBSCRIBE_ALL)
-        else:
-            self._fail(_ENCRYPTED, True)
 
     def _read_frames(self) -> None:
         while not self._closed:
@@ -230,11 +220,11 @@ class _Subscriber:
             self._part(frame.flags, frame.body)
 
     def _part(self, flags: int, part: bytes) -> None:
-        if flags & COMMAND:
+        if flags & zmtp.COMMAND:
             return  # READY, or a heartbeat
         self._parts.append(part)
         self._parts_size += len(part)
-        if flags & MORE:
+        if flags & zmtp.MORE:
             return
         parts, skipped = self._parts, self._skipping
         self._parts, self._parts_size, self._skipping = [], 0, False

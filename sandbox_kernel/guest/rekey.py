@@ -5,17 +5,14 @@ runs ``rekey DIR`` in the copy, which passes one request to the agent there. Fro
 sandbox can be reached with the token of the other.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
-import socket
 import sys
 
 from .connector import EXIT_NO_AGENT, SOCKET, open_agent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
 
 MAX_REQUEST = 4096
 """Longest request in bytes; it must arrive in one piece."""
@@ -38,21 +35,25 @@ def main(folder: str) -> int:
     with connection:
         connection.settimeout(_ANSWER_TIMEOUT)
         connection.sendall(json.dumps({"rekey": request}).encode())
-        answer = _answer(connection)
+        try:
+            answer = connection.makefile(errors="replace").readline(MAX_REQUEST).strip()
+        except OSError as error:
+            print("the agent does not answer:", error, file=sys.stderr)
+            answer = ""
     print(answer or "the agent gave no answer")
     return 0 if answer == "ok" else EXIT_REFUSED
 
 
-def read_request(line: bytes) -> "Optional[Dict[str, str]]":
+def read_request(line: bytes) -> dict[str, str] | None:
     """The request, or None if it is invalid."""
     try:
-        found: "Any" = json.loads(line) if len(line) <= MAX_REQUEST else None
+        found = json.loads(line) if len(line) <= MAX_REQUEST else None
     except ValueError:
         return None
     return found if is_request(found) else None
 
 
-def is_request(found: "Any") -> bool:
+def is_request(found: object) -> bool:
     """Has this exactly the fields of a request, and a new token of 16 characters or more?"""
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         return False
@@ -81,16 +82,3 @@ def reseed(entropy: bytes) -> None:
         print("agent: random numbers are reseeded later:", error, flush=True)
     finally:
         os.close(fd)
-
-
-def _answer(connection: socket.socket) -> str:
-    received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < MAX_REQUEST:
-            piece = connection.recv(MAX_REQUEST)
-            if not piece:
-                break
-            received += piece
-    except OSError as error:
-        print("the agent does not answer:", error, file=sys.stderr)
-    return received.decode("ascii", "replace").strip()

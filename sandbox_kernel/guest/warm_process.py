@@ -4,15 +4,14 @@ This module imports little and runs first in an agent: the kernel's imports take
 begin before the agent's own.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import socket
+from collections.abc import Mapping
 
 from .warm import FD_VARIABLE, MAX_REQUEST, PACKAGES_VARIABLE, SAVED_VARIABLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Mapping, Optional
 
 LAUNCHER = "ipykernel_launcher"
 CONNECTION_FILE = "connection.json"
@@ -20,20 +19,20 @@ CONNECTION_FILE = "connection.json"
 _BLOCKING_FLAGS = ("-I", "-E", "-s", "-S", "-c")
 
 
-def kernel_command(argv: "List[str]", folder: str) -> "List[str]":
+def kernel_command(argv: list[str], folder: str) -> list[str]:
     """The command line to run: ``{connection_file}`` becomes the connection file's path."""
     path = os.path.join(folder, CONNECTION_FILE)
     return [argument.replace("{connection_file}", path) for argument in argv]
 
 
-def kernel_environment(env: "Mapping[str, str]") -> "Dict[str, str]":
+def kernel_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of a kernel: the agent's, changed by ``env``."""
     environment = {**os.environ, **env}
     environment.pop(PACKAGES_VARIABLE, None)
     return environment
 
 
-def start_environment(command: "List[str]", environment: "Dict[str, str]") -> "Dict[str, str]":
+def start_environment(command: list[str], environment: dict[str, str]) -> dict[str, str]:
     """The environment for a plain start. If the image lacks packages, ``warm/sitecustomize.py``
     adds them first and then restores ``environment``."""
     packages = os.environ.get(PACKAGES_VARIABLE)
@@ -44,17 +43,14 @@ def start_environment(command: "List[str]", environment: "Dict[str, str]") -> "D
     return {**environment, **_first_steps(environment), PACKAGES_VARIABLE: packages}
 
 
-def _first_steps(environment: "Mapping[str, str]") -> "Dict[str, str]":
+def _first_steps(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that make an interpreter run ``warm/sitecustomize.py`` first."""
     saved = environment.get("PYTHONPATH", "")
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
-    return {
-        SAVED_VARIABLE: saved,
-        "PYTHONPATH": os.pathsep.join([here, saved]) if saved else here,
-    }
+    return {SAVED_VARIABLE: saved, "PYTHONPATH": os.pathsep.join(filter(None, [here, saved]))}
 
 
-def can_be_warm(command: "List[str]") -> bool:
+def can_be_warm(command: list[str]) -> bool:
     """Is this the command line of a kernel that can be forked from a warm one?"""
     if LAUNCHER not in command or command.index(LAUNCHER) < 2:
         return False
@@ -65,13 +61,13 @@ def can_be_warm(command: "List[str]") -> bool:
 class WarmProcess:
     """The process, and the socket on which it takes requests."""
 
-    def __init__(self, command: "List[str]", pid: int, sock: socket.socket) -> None:
+    def __init__(self, command: list[str], pid: int, sock: socket.socket) -> None:
         self.command = command
         self.pid = pid
         self.socket = sock
 
     @classmethod
-    def start(cls, command: "List[str]") -> "Optional[WarmProcess]":
+    def start(cls, command: list[str]) -> WarmProcess | None:
         """Start it; None if ``command`` is not ipykernel's. A command that fails ends at once, and
         the plain start reports why."""
         if not can_be_warm(command):
@@ -93,7 +89,7 @@ class WarmProcess:
         os.waitpid(self.pid, 0)
 
 
-def _become(command: "List[str]", environment: "Dict[str, str]", fd: int) -> None:
+def _become(command: list[str], environment: dict[str, str], fd: int) -> None:
     """In the child: run the command. posix_spawn would leave a signal ignored that a plain start
     does not."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
+import functools
 import logging
 import os
 import threading
@@ -92,28 +92,18 @@ async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
 async def aside(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Make a blocking call in a thread of its own, on any loop. Neither a cancelled caller nor the
     exit of the process waits for it."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return  # the caller was cancelled
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]
-
-    def make() -> None:
-        result, failure = None, None
-        try:
-            result = call(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  (goes to whoever awaits the call)
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, failure)
-
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+    make = functools.partial(_settle, outcome, functools.partial(call, *args, **kwargs))
     threading.Thread(target=make, name="sandbox-kernel-aside", daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)
+
+
+def _settle(outcome: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
+    try:
+        outcome.set_result(call())
+    except BaseException as error:  # noqa: BLE001  (goes to whoever awaits the call)
+        outcome.set_exception(error)
 
 
 def _log_failure(outcome: concurrent.futures.Future[Any]) -> None:
@@ -133,10 +123,7 @@ class Workers(concurrent.futures.ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
         except RuntimeError:
             done: concurrent.futures.Future[R] = concurrent.futures.Future()
-            try:
-                done.set_result(fn(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001  (goes to whoever awaits the call)
-                done.set_exception(error)
+            _settle(done, functools.partial(fn, *args, **kwargs))
             return done
 
 

@@ -59,8 +59,7 @@ class ControlClient:
         id_ = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[id_] = future
-        line = json.dumps({"id": id_, "call": name, "args": args}).encode() + b"\n"
-        self._stream.write(line)
+        self._stream.write(json.dumps({"id": id_, "call": name, "args": args}).encode() + b"\n")
         self._peer.flush_soon()
         try:
             async with asyncio.timeout(timeout):
@@ -90,17 +89,14 @@ class ControlClient:
             raise WireError(why, fatal=True) from error
         self._stream.consumed(len(payload))
         for event in events:
-            self._tell(event)
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        try:
-            self._on_event(event)
-        except Exception:  # a bug of ours must not end the session and its other calls
-            log.exception(
-                "A mistake in sandbox-kernel: an event of sandbox %s was not handled. Please "
-                "report it.",
-                self._sandbox,
-            )
+            try:
+                self._on_event(event)
+            except Exception:  # a bug of ours must not end the session and its other calls
+                log.exception(
+                    "A mistake in sandbox-kernel: an event of sandbox %s was not handled. Please "
+                    "report it.",
+                    self._sandbox,
+                )
 
     def _message(self, message: Any, events: list[dict[str, Any]]) -> None:
         if not isinstance(message, dict):

@@ -72,10 +72,6 @@ class Endpoint:
         self._stop_listening()
         self._start_listening(listener)
 
-    @property
-    def connections(self) -> int:
-        return len(self.pumps)
-
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
         if self._listener.fileno() >= 0:
@@ -122,17 +118,8 @@ class Endpoint:
         local = self._priority == OUTPUT and not self._peer.session.checked
         window = INITIAL_WINDOW if local else 0
         stream = self._peer.mux.open(self.target, self._priority, window)
-        self.pumps.add(
-            Pump(
-                self._loop,
-                self._peer,
-                stream,
-                connection,
-                self.pumps.discard,
-                self._on_input,
-                widest=window,
-            )
-        )
+        own = (self._loop, self._peer, stream, connection)
+        self.pumps.add(Pump(*own, self.pumps.discard, self._on_input, widest=window))
         self._peer.flush_soon()
 
     def _pause(self) -> None:
@@ -145,15 +132,15 @@ class Endpoint:
 
 
 def _listen(address: str | tuple[str, int]) -> socket.socket:
+    if isinstance(address, str) and len(os.fsencode(address)) > MAX_UNIX_PATH:
+        raise SandboxError(
+            f"The socket path {address} is longer than {MAX_UNIX_PATH} bytes. Set "
+            f"SANDBOX_KERNEL_RUNTIME_DIR to a folder with a short path."
+        )
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if isinstance(address, str):
-            if len(os.fsencode(address)) > MAX_UNIX_PATH:
-                raise SandboxError(
-                    f"The socket path {address} is longer than {MAX_UNIX_PATH} bytes. Set "
-                    f"SANDBOX_KERNEL_RUNTIME_DIR to a folder with a short path."
-                )
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISSOCK(os.lstat(address).st_mode):
                     os.unlink(address)  # left behind by a process that died
@@ -167,7 +154,4 @@ def _listen(address: str | tuple[str, int]) -> socket.socket:
         raise SandboxError(
             f"Cannot listen on {address} for the kernel's clients: {error}"
         ) from error
-    except SandboxError:
-        listener.close()
-        raise
     return listener

@@ -48,8 +48,8 @@ FIRST_DELAY, MAX_DELAY = 0.05, 5.0
 ALIVE_INTERVAL = 5.0
 PAUSED_INTERVAL = 5.0
 """Seconds between two looks at a paused sandbox that somebody else may resume."""
-_HEARTBEATS = ("kernel:hb",)
-"""Targets whose traffic is no reason to resume a sandbox, which costs money."""
+_HEARTBEATS = "kernel:hb"
+"""The target whose traffic is no reason to resume a sandbox, which costs money."""
 _REQUESTS = "kernel:shell"
 _FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError, InternalError)
 
@@ -137,9 +137,8 @@ class Tunnel:
             if endpoint.address == address:
                 endpoint.renew()
                 return endpoint
-        on_input = None if target in _HEARTBEATS else self._input
-        if target == _REQUESTS:
-            on_input = self._request
+        inputs = {_HEARTBEATS: None, _REQUESTS: self._request}
+        on_input = inputs.get(target, self._input)
         endpoint = Endpoint(self._peer, address, target, priority, on_input)
         self._endpoints.append(endpoint)
         return endpoint
@@ -283,10 +282,8 @@ class Tunnel:
                 if not self.paused:
                     self._notice_pause(error)
             except Exception as error:  # noqa: BLE001  (a provider's SDK may raise anything)
-                if self.paused:
-                    deadline = (
-                        self._loop.time() + patience
-                    )  # the lease of a paused sandbox does not run out
+                if self.paused:  # its lease does not run out
+                    deadline = self._loop.time() + patience
                 if self._loop.time() > deadline:
                     return self._end(
                         SandboxGone(
@@ -311,10 +308,8 @@ class Tunnel:
 
     def has_undelivered_input(self) -> bool:
         """Has a client sent data, other than heartbeats, that the agent has not acknowledged?"""
-        heartbeats: set[object] = set()
-        for endpoint in self._endpoints:
-            if endpoint.target in _HEARTBEATS:
-                heartbeats |= endpoint.pumps
+        beating = [endpoint.pumps for endpoint in self._endpoints if endpoint.target == _HEARTBEATS]
+        heartbeats: set[object] = set().union(*beating)
         return any(stream.owner not in heartbeats for stream in self._peer.mux.undelivered())
 
     async def _wait_until_wanted(self) -> None:

@@ -27,33 +27,28 @@ class PreambleFilter:
     """Drops what comes before the preamble."""
 
     def __init__(self) -> None:
-        self._seen = b""
+        self.seen = b""
+        """What came instead of the preamble."""
         self._open = False
 
     def feed(self, data: bytes) -> bytes:
         """The part of ``data`` that belongs to the session."""
         if self._open:
             return data
-        self._seen += data
+        self.seen += data
         # A text stream may turn line ends into CR LF.
         for preamble in (PREAMBLE, PREAMBLE.replace(b"\n", b"\r\n")):
-            at = self._seen.find(preamble)
+            at = self.seen.find(preamble)
             if at >= 0:
                 self._open = True
-                rest, self._seen = self._seen[at + len(preamble) :], b""
+                rest, self.seen = self.seen[at + len(preamble) :], b""
                 return rest
-        if len(self._seen) > MAX_BANNER:
+        if len(self.seen) > MAX_BANNER:
             raise WireError("no preamble in the first %d bytes" % MAX_BANNER, fatal=False)
         return b""
 
-    def skipped(self) -> bytes:
-        """What came instead of the preamble."""
-        return self._seen
-
 
 class RawCodec:
-    name = RAW
-
     def encode(self, buffers: Sequence[Buffer]) -> List[Buffer]:
         return list(buffers)
 
@@ -62,8 +57,6 @@ class RawCodec:
 
 
 class Base64Codec:
-    name = BASE64
-
     def __init__(self) -> None:
         self._partial: List[bytes] = []
         self._partial_size = 0

@@ -9,19 +9,10 @@ room. A WireError from any of them ends the link, and the session too if it is f
 from collections import deque
 from typing import Deque, Iterator, List, Optional, Union
 
-from . import VERSION, WireError
+from . import VERSION, WireError, handshake
 from .codec import PreambleFilter, make_codec
 from .frames import Buffer, Frame, FrameDecoder
-from .handshake import (
-    Hello,
-    Refuse,
-    Welcome,
-    decode_answer,
-    decode_hello,
-    encode_hello,
-    encode_refuse,
-    encode_welcome,
-)
+from .handshake import Hello, Refuse, Welcome
 from .mux import Event, Mux, Stream
 
 SEND_TURN = 256 * 1024
@@ -122,18 +113,18 @@ class HostConnection(Connection):
     def __init__(self, mux: Mux, hello: Hello, codec: str) -> None:
         super().__init__(codec)
         self._hello = hello._replace(received=mux.session.received)
-        self._handshake_out.append(encode_hello(self._hello))
+        self._handshake_out.append(handshake.encode_hello(self._hello))
         self._preamble = PreambleFilter()
         self._waiting_mux = mux
 
     @property
     def banner(self) -> bytes:
         """What came instead of the preamble; it often says why a connector failed."""
-        return self._preamble.skipped() if self._preamble is not None else b""
+        return self._preamble.seen if self._preamble is not None else b""
 
     def _handshake(self, frame: Frame, now: float) -> HandshakeEvent:
         self._preamble = None
-        answer = decode_answer(frame)
+        answer = handshake.decode_answer(frame)
         if isinstance(answer, Welcome):
             if answer.version != VERSION or answer.session != self._hello.session:
                 raise WireError(
@@ -152,16 +143,16 @@ class AgentConnection(Connection):
     def accept(self, mux: Mux, hello: Hello, now: float) -> None:
         """Answer WELCOME and continue the session. WireError if ``hello`` does not fit it."""
         welcome = Welcome(VERSION, hello.session, mux.session.received)
-        self._handshake_out.append(encode_welcome(welcome))
+        self._handshake_out.append(handshake.encode_welcome(welcome))
         mux.session.attach(hello.received, now, checked=hello.checked)
         self.mux = mux
 
     def refuse(self, code: str) -> None:
         """Answer REFUSE; the caller closes the link after that."""
-        self._handshake_out.append(encode_refuse(code))
+        self._handshake_out.append(handshake.encode_refuse(code))
 
     def _handshake(self, frame: Frame, now: float) -> HandshakeEvent:
-        hello = decode_hello(frame)
+        hello = handshake.decode_hello(frame)
         # A stream may deliver HELLO twice.
         if any(other != frame for other in self._frames):
             raise WireError("host sent frames before WELCOME", fatal=True)

@@ -2,7 +2,8 @@
 
 import os
 from collections import deque
-from typing import Callable, Deque, List, Sequence
+from itertools import islice
+from typing import Callable, Deque, Sequence
 
 from .event_loop import LoopLike
 from .frames import Buffer
@@ -110,7 +111,8 @@ class FdLink:
         pending = self._pending
         try:
             while pending:
-                sent = os.writev(self._out, self._head())
+                few = len(pending) <= _MAX_PIECES
+                sent = os.writev(self._out, list(pending if few else islice(pending, _MAX_PIECES)))
                 self._pending_bytes -= sent
                 while sent:
                     first = len(pending[0])
@@ -123,8 +125,3 @@ class FdLink:
             pass
         except OSError as error:
             self._lost(str(error))
-
-    def _head(self) -> List[Buffer]:
-        if len(self._pending) <= _MAX_PIECES:
-            return list(self._pending)
-        return [self._pending[i] for i in range(_MAX_PIECES)]

@@ -40,7 +40,6 @@ INTERACTIVE = 2
 OUTPUT = 3
 BULK = 4
 
-_OPEN = struct.Struct(">B")
 _CREDIT = struct.Struct(">I")
 
 
@@ -204,7 +203,7 @@ class Mux:
         """Open a stream to ``target`` on the other side. ``window`` replaces the usual one."""
         stream = self._add(self._next_id, priority)
         self._next_id += 2
-        self.session.send(OPEN, stream.id, _OPEN.pack(priority) + target.encode()[:MAX_TARGET])
+        self.session.send(OPEN, stream.id, bytes([priority]) + target.encode()[:MAX_TARGET])
         stream.widen(window or self._window)
         return stream
 

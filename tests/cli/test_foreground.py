@@ -101,9 +101,10 @@ def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
     script = """
 import asyncio, os
 from sandbox_kernel.cli import foreground
+from sandbox_kernel.tunnel.background import aside
 
 async def work():
-    reading = asyncio.ensure_future(foreground.in_thread(os.read, os.pipe()[0], 1))
+    reading = asyncio.ensure_future(aside(os.read, os.pipe()[0], 1))
     await asyncio.sleep(0.1)
     reading.cancel()
 

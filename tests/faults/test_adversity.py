@@ -252,7 +252,7 @@ STARVED = """
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     wait_until(lambda: live.kernel.tunnel.connected, "there is a link again")
     (endpoint,) = [e for e in live.kernel.tunnel._endpoints if e.target == "kernel:shell"]
-    wait_until(lambda: endpoint.connections >= 6, "those who waited are let in")
+    wait_until(lambda: len(endpoint.pumps) >= 6, "those who waited are let in")
     traffic.round()
     start.shut_down()
     print("recovered")

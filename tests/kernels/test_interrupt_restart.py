@@ -112,7 +112,7 @@ def test_a_cell_that_is_sent_to_a_dead_kernel_is_run_by_the_next(live: Live) -> 
     live.client.execute("import os; os._exit(1)")
     wait_until(lambda: not live.manager.is_alive(), "the kernel is dead")
     endpoints = live.kernel.tunnel._endpoints
-    wait_until(lambda: all(e.connections for e in endpoints), "the client is back")
+    wait_until(lambda: all(e.pumps for e in endpoints), "the client is back")
     cell = live.client.execute("print('late, but here')")
     live.manager.restart_kernel()
     assert until_reply(live.client, cell)["status"] == "ok"

@@ -1,4 +1,5 @@
-"""One module a command. Each has ``add``, which describes it to the parser, and ``run``.
+"""One module a command, or a few that belong together; ``add`` describes them to the parser.
 
-What is slow to import, Jupyter above all, is imported by ``run``: help and completion are quick.
+What is slow to import, Jupyter above all, is imported when a command runs: help and completion are
+quick.
 """

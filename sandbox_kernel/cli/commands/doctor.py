@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import platform
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.diagnosis import diagnose
 from sandbox_kernel.cli.formatting import print_json
 from sandbox_kernel.cli.options import Commands, add_command, add_json
-from sandbox_kernel.sandboxes.backends import backend_names, no_backend
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable
+from sandbox_kernel.sandboxes.backends import backend_names, load_backend, no_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
 from sandbox_kernel.spec import DEFAULT_BACKEND
 from sandbox_kernel.untrusted_text import printable
 
+_TIMEOUT = 120.0
 _MARKS = {True: "v", False: "x", None: "!"}
 
 
@@ -46,16 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = foreground.run(_diagnose_all(asked))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
     if arguments.json:
-        print_json(
-            [
-                {
-                    "backend": backend,
-                    "ok": works[backend],
-                    "checks": [{"ok": c.ok, "what": c.what, "fix": c.fix} for c in found[backend]],
-                }
-                for backend in asked
-            ]
-        )
+        checks = {name: [asdict(check) for check in found[name]] for name in asked}
+        print_json([{"backend": b, "ok": works[b], "checks": checks[b]} for b in asked])
     else:
         for backend in asked:
             print(f"{backend}: {'works' if works[backend] else 'does not work here'}")
@@ -81,3 +77,42 @@ def _print(check: Diagnosis) -> None:
 
 def _indented(text: str) -> str:
     return printable(text.strip()).replace("\n", "\n      ")
+
+
+async def diagnose(backend: str) -> Sequence[Diagnosis]:
+    """What ``doctor`` says about one backend. Problems are results, not errors."""
+    try:
+        client = load_backend(backend)
+    except SandboxUnavailable as error:
+        fix = f"pip install 'sandbox-kernel[{backend}]'"
+        return [Diagnosis(False, f"its SDK cannot be imported: {error.__cause__ or error}", fix)]
+    except SandboxError as error:
+        return [Diagnosis(False, str(error))]
+    try:
+        checks = await asyncio.wait_for(client.diagnose(), _TIMEOUT)
+    except TimeoutError:
+        return [Diagnosis(False, f"it did not answer within {_TIMEOUT:g} s", "Try again later.")]
+    except (SandboxError, OSError) as error:
+        return [Diagnosis(False, f"the check itself failed: {error}")]
+    finally:
+        await client.close()
+    if backend == DEFAULT_BACKEND and all(check.ok is not False for check in checks):
+        # Kernels of other backends cost money, or minutes.
+        checks = [*checks, await _try_kernel(backend)]
+    return checks or [Diagnosis(None, "nothing to check")]
+
+
+async def _try_kernel(backend: str) -> Diagnosis:
+    try:
+        from sandbox_kernel.jupyter.trial_start import try_kernel  # lazy: start-up time
+
+        problem = await asyncio.wait_for(try_kernel(backend), _TIMEOUT)
+    except TimeoutError:
+        problem = f"it did not answer within {_TIMEOUT:g} s"
+    except Exception as error:  # noqa: BLE001  (an import that fails is a finding, too)
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        python = f"{sys.executable} (Python {platform.python_version()})"
+        fix = f"The interpreter is {python}; `sandbox-kernel --debug doctor` logs more."
+        return Diagnosis(False, f"no kernel can be started: {problem}", fix)
+    return Diagnosis(True, "a kernel starts, and runs a cell")

@@ -1,4 +1,4 @@
-"""``sandbox-kernel install``."""
+"""``sandbox-kernel install``, ``uninstall`` and ``list``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.diagnosis import diagnose
-from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import Commands, add_command, add_settings, given_settings
+from sandbox_kernel.cli.commands.doctor import diagnose
+from sandbox_kernel.cli.formatting import note, print_json, table
+from sandbox_kernel.cli.options import Commands, add_command, add_json, add_settings, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -18,7 +18,7 @@ from sandbox_kernel.spec import FORMER_VOLUME, SETTINGS, KernelConfiguration, Sa
 
 def add(commands: Commands) -> None:
     usage = "BACKEND [options] [-- KERNEL ARGV...]"
-    parser = add_command(commands, "install", run, usage=usage, takes_command=False)
+    parser = add_command(commands, "install", install, usage=usage, takes_command=False)
     parser.add_argument("backend", metavar="BACKEND", help="local, or another that `doctor` lists")
     parser.add_argument("--name", metavar="NAME", help="the kernel's name (default: sandbox-...)")
     parser.add_argument("--display-name", metavar="TEXT", help="its title in Jupyter")
@@ -41,9 +41,12 @@ def add(commands: Commands) -> None:
     add_settings(parser, of=KernelConfiguration, leave_out="backend")
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
     add_settings(parser, of=SandboxSpec, leave_out="name")
+    parser = add_command(commands, "uninstall", uninstall)
+    parser.add_argument("name", metavar="NAME", help="the kernel's name, as `list` shows it")
+    add_json(add_command(commands, "list", list_))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def install(arguments: argparse.Namespace) -> int:
     """Make a sandboxed kernel that can be chosen in Jupyter.
 
     Writes a kernelspec with the limits given here. A request that the backend cannot enforce is
@@ -122,3 +125,42 @@ def _check_launcher(arguments: argparse.Namespace, values: dict[str, object]) ->
             f"A kernel that is started through a launcher has no saved workspace and no pool, so "
             f"{', '.join(useless)} would do nothing. Leave it out, or install without --launcher."
         )
+
+
+def uninstall(arguments: argparse.Namespace) -> int:
+    """Remove a kernel that `install` made.
+
+    Kernels of other projects and running sandboxes are left alone.
+
+    examples:
+      sandbox-kernel uninstall small
+    """
+    from sandbox_kernel.jupyter.kernelspec import remove_kernelspec  # lazy: start-up time
+
+    print(f"Removed {remove_kernelspec(arguments.name)}")
+    return 0
+
+
+def list_(arguments: argparse.Namespace) -> int:
+    """List the sandboxed kernels that can be chosen in Jupyter.
+
+    With --json: a list of objects with the keys name, display_name, backend, launcher, path,
+    config, outdated.
+
+    examples:
+      sandbox-kernel list
+      sandbox-kernel list --json
+    """
+    from sandbox_kernel.jupyter.kernelspec import list_kernelspecs  # lazy: start-up time
+
+    keys = ("name", "display_name", "backend", "launcher", "path", "config", "outdated")
+    found = list_kernelspecs()
+    if arguments.json:
+        print_json([{key: getattr(spec, key) for key in keys} for spec in found])
+    else:
+        rows = [(spec.name, spec.backend, spec.display_name, spec.path) for spec in found]
+        print(table([("NAME", "BACKEND", "SHOWN AS", "FOLDER"), *rows]))
+        for spec in found:
+            if spec.outdated:
+                note(spec.advice)
+    return 0

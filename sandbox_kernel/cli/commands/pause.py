@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.cli.find_sandboxes import sandbox
-from sandbox_kernel.cli.for_each import each, named
+from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.options import Commands, add_command, add_sandbox
+from sandbox_kernel.sandboxes.base import SandboxHandle
 
 
 def add(commands: Commands) -> None:
@@ -23,12 +25,7 @@ def pause(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel pause kernel-1a2b3c4d
     """
-
-    async def do(name: str, backend: str | None) -> None:
-        async with sandbox(name, backend) as (_, handle):
-            await handle.pause()
-
-    return each(named(arguments), do)
+    return _each(arguments, lambda handle: handle.pause())
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -40,9 +37,12 @@ def resume(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel resume kernel-1a2b3c4d
     """
+    return _each(arguments, lambda handle: handle.resume())
 
+
+def _each(arguments: argparse.Namespace, change: Callable[[SandboxHandle], Awaitable[None]]) -> int:
     async def do(name: str, backend: str | None) -> None:
         async with sandbox(name, backend) as (_, handle):
-            await handle.resume()
+            await change(handle)
 
     return each(named(arguments), do)

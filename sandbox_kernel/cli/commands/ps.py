@@ -1,16 +1,20 @@
-"""``sandbox-kernel ps``."""
+"""``sandbox-kernel ps`` and ``stats``."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.find_sandboxes import FoundSandbox, survey
+from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.formatting import age, limit, note, print_json, short_path, table, used
-from sandbox_kernel.cli.options import Commands, add_command, add_json
+from sandbox_kernel.cli.options import Commands, add_command, add_json, add_sandbox
+from sandbox_kernel.sandboxes.base import Usage
 from sandbox_kernel.untrusted_text import printable
 
+INTERVAL = 1.0
+"""Seconds over which the use of CPUs is measured."""
 _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", "LIMITS")
 
 
@@ -18,6 +22,10 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "ps", run)
     parser.add_argument("-a", "--all", action="store_true", help="also those that have stopped")
     add_json(parser, quiet=True)
+    parser = add_command(commands, "stats", stats)
+    add_sandbox(parser, several="*")
+    parser.add_argument("-f", "--follow", action="store_true", help="repeat until Ctrl-C")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,30 +46,30 @@ def run(arguments: argparse.Namespace) -> int:
       sandbox-kernel ps --json | jq -r '.[].name'
     """
     found = foreground.run(survey(note))
-    shown = [sandbox for sandbox in found if sandbox.running or sandbox.unsaved or arguments.all]
+    shown = [one for one in found if one.running or one.unsaved or arguments.all]
     if arguments.json:
-        print_json([_plain(sandbox) for sandbox in shown])
+        print_json([_plain(one) for one in shown])
     elif arguments.quiet:
-        for sandbox in shown:
-            print(printable(sandbox.info.name))
+        for one in shown:
+            print(printable(one.info.name))
     else:
         print(table([_HEADING, *map(_row, shown)]))
     return 0
 
 
-def _plain(sandbox: FoundSandbox) -> dict[str, object]:
-    info, usage = sandbox.info, sandbox.usage
+def _plain(found: FoundSandbox) -> dict[str, object]:
+    info, usage = found.info, found.usage
     return {
         "name": info.name,
         "backend": info.backend,
         "id": info.id,
         "status": info.status,
         "created": info.created,
-        "kernel": sandbox.has_kernel and sandbox.running and not sandbox.starting,
-        "kernel_pid": sandbox.kernel_pid if sandbox.running else None,
-        "elsewhere": sandbox.elsewhere,
-        "unsaved": sandbox.unsaved.reason if sandbox.unsaved else None,
-        "notebook": sandbox.notebook or None,
+        "kernel": found.has_kernel and found.running and not found.starting,
+        "kernel_pid": found.kernel_pid if found.running else None,
+        "elsewhere": found.elsewhere,
+        "unsaved": found.unsaved.reason if found.unsaved else None,
+        "notebook": found.notebook or None,
         "memory_used_mib": round(usage.memory / 2**20, 1) if usage else None,
         "processes": usage.processes if usage else None,
         "cpu_seconds": usage.cpu_seconds if usage else None,
@@ -72,8 +80,8 @@ def _plain(sandbox: FoundSandbox) -> dict[str, object]:
     }
 
 
-def _row(sandbox: FoundSandbox) -> tuple[str, ...]:
-    info, usage = sandbox.info, sandbox.usage
+def _row(found: FoundSandbox) -> tuple[str, ...]:
+    info, usage = found.info, found.usage
     # What enforces a limit is in brackets; --json has it.
     limits = (
         f"{field.removesuffix('_mib').replace('_', ' ')} {words.partition(' (')[0]}"
@@ -83,18 +91,99 @@ def _row(sandbox: FoundSandbox) -> tuple[str, ...]:
     return (
         info.name,
         info.backend,
-        f"{info.status}, unsaved" if sandbox.unsaved else info.status,
+        f"{info.status}, unsaved" if found.unsaved else info.status,
         age(time.time() - info.created),
-        _kernel(sandbox),
+        _kernel(found),
         used(usage.memory if usage else None, info.limits.get("memory_mib", "")),
-        short_path(sandbox.notebook) or "-",
+        short_path(found.notebook) or "-",
         ", ".join(limits) or "-",
     )
 
 
-def _kernel(sandbox: FoundSandbox) -> str:
-    if sandbox.elsewhere:
-        return f"on {sandbox.place}" if sandbox.place else "elsewhere"
-    if not (sandbox.has_kernel and sandbox.running):
+def _kernel(found: FoundSandbox) -> str:
+    if found.elsewhere:
+        return f"on {found.place}" if found.place else "elsewhere"
+    if not (found.has_kernel and found.running):
         return "no kernel"
-    return "not yet" if sandbox.starting else str(sandbox.kernel_pid or "yes")
+    return "not yet" if found.starting else str(found.kernel_pid or "yes")
+
+
+def stats(arguments: argparse.Namespace) -> int:
+    """Show what sandboxes use, and their limits.
+
+    CPU is the use of CPUs within one second, in percent of one. With --json: a list of objects
+    with the keys name, backend, notebook, cpu_percent, memory_used_mib, memory_limit_mib,
+    processes, processes_limit; null if the backend does not tell.
+
+    examples:
+      sandbox-kernel stats
+      sandbox-kernel stats kernel-1a2b
+      sandbox-kernel stats -f
+      sandbox-kernel stats --json
+    """
+    while True:
+        rows = foreground.run(_measure(arguments.names, arguments.backend))
+        if arguments.json:
+            print_json([_plain_use(*row) for row in rows])
+        else:
+            heading = ("NAME", "CPU", "MEMORY", "PROCESSES", "NOTEBOOK")
+            print(
+                table([heading, *(_use_row(found, percent) for found, percent in rows)]), flush=True
+            )
+        if not arguments.follow:
+            return 0
+        print(flush=True)
+
+
+async def _measure(
+    names: list[str], backend: str | None
+) -> list[tuple[FoundSandbox, float | None]]:
+    wanted = set()
+    for name in names:
+        async with sandbox(name, backend) as (_, handle):
+            wanted.add((handle.backend, handle.name))
+    before = await survey(note)
+    began = time.monotonic()
+    await asyncio.sleep(INTERVAL)
+    passed = time.monotonic() - began
+    usages = {(f.info.backend, f.info.name): f.usage for f in before}
+    rows = []
+    for found in await survey(lambda _: None):
+        key = (found.info.backend, found.info.name)
+        if found.running and (key in wanted or not names):
+            rows.append((found, _percent(usages.get(key), found.usage, passed)))
+    return rows
+
+
+def _percent(before: Usage | None, after: Usage | None, passed: float) -> float | None:
+    if before is None or after is None:
+        return None
+    # Less than before: a process has ended.
+    return 100 * max(0.0, after.cpu_seconds - before.cpu_seconds) / passed
+
+
+def _plain_use(found: FoundSandbox, percent: float | None) -> dict[str, object]:
+    usage, limits = found.usage, found.info.limits
+    return {
+        "name": found.info.name,
+        "backend": found.info.backend,
+        "notebook": found.notebook or None,
+        "cpu_percent": None if percent is None else round(percent, 1),
+        "memory_used_mib": round(usage.memory / 2**20, 1) if usage else None,
+        "memory_limit_mib": limit(limits.get("memory_mib", "")),
+        "processes": usage.processes if usage else None,
+        "processes_limit": limit(limits.get("processes", "")),
+    }
+
+
+def _use_row(found: FoundSandbox, percent: float | None) -> tuple[str, ...]:
+    usage, limits = found.usage, found.info.limits
+    most = limit(limits.get("processes", ""))
+    processes = str(usage.processes) if usage else "?"
+    return (
+        found.info.name,
+        "?" if percent is None else f"{percent:.0f} %",
+        used(usage.memory if usage else None, limits.get("memory_mib", "")),
+        processes if most is None else f"{processes}/{most}",
+        short_path(found.notebook) or "-",
+    )

@@ -11,7 +11,7 @@ from functools import partial
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
-from sandbox_kernel.cli.for_each import each, named
+from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import SANDBOX_HELP, Commands, add_command, add_which_backend
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
@@ -75,11 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     spared = [s for s in found if not force and ((s.has_kernel and s.running) or s.unsaved)]
     doomed = [s for s in found if s not in spared]
     for kept in spared:
-        if kept.unsaved:
-            note(_refusal(kept.unsaved))
-            continue
-        note(f"{kept.info.name} has a running kernel and stays. Add --force, or name it.")
-    if doomed and not arguments.force and not _confirmed(doomed):
+        why = f"{kept.info.name} has a running kernel and stays. Add --force, or name it."
+        note(_refusal(kept.unsaved) if kept.unsaved else why)
+    if doomed and not force and not _confirmed(doomed):
         note("Nothing was removed.")
         return 1
     return _remove_each([(s.info.name, s.info.backend) for s in doomed], force=True)

@@ -10,7 +10,7 @@ import secrets
 import shlex
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.commands.shell import on_terminal, terminal_environment
+from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import (
     Commands,
@@ -68,7 +68,9 @@ async def _run_once(
     try:
         handle = await client.create(configuration.spec)
         try:
-            code = await attached.exec(handle, _command(arguments), timeout=arguments.timeout)
+            env, size = (terminal_environment(), terminal_size()) if arguments.tty else ({}, None)
+            command = Command(arguments.command, env, arguments.cwd, tty=size)
+            code = await attached.exec(handle, command, timeout=arguments.timeout)
             if code:
                 await _tell_why(handle)
                 _tell_unseen(arguments, configuration.spec)
@@ -80,12 +82,6 @@ async def _run_once(
             await asyncio.shield(client.remove(handle.name))
     finally:
         await client.close()
-
-
-def _command(arguments: argparse.Namespace) -> Command:
-    if not arguments.tty:
-        return Command(arguments.command, cwd=arguments.cwd)
-    return Command(arguments.command, terminal_environment(), arguments.cwd, tty=terminal_size())
 
 
 async def _tell_why(handle: SandboxHandle) -> None:
