@@ -195,8 +195,8 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     for name in looked_at:
         on_pack(name)
         try:
-            report.problems += store.packs.check(name)
             whole.update(hash_ for hash_, _ in store.packs.records(name))
+            report.problems += store.packs.check(name)
         except FileNotFoundError:
             continue  # deleted by gc
         except SandboxError as error:

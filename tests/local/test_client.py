@@ -62,6 +62,13 @@ async def test_exec_gives_output_and_exit_code(client: LocalClient) -> None:
         assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
 
 
+async def test_a_sandbox_finds_itself_by_its_name(client: LocalClient) -> None:
+    """Libraries look up the address of the machine that they run on."""
+    async with sandbox(client) as handle:
+        code = "import socket; print(socket.gethostbyname(socket.gethostname()))"
+        assert (await handle.exec("python3", ["-c", code])).stdout == "127.0.0.1\n"
+
+
 async def test_exec_feeds_stdin(client: LocalClient) -> None:
     """Bytes go through unchanged, and the end of input is seen."""
     async with sandbox(client) as handle:

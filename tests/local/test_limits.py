@@ -116,6 +116,34 @@ async def test_mapped_memory_of_many_processes(
         assert (await handle.exec("true")).ok
 
 
+HIDDEN_FORKS = """
+import ctypes, os, sys, time
+held = b"x" * (60 << 20)
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+for _ in range(2):
+    if os.fork() == 0:
+        time.sleep(float(sys.argv[1]))
+        os._exit(0)
+time.sleep(1.5)
+print("whole")
+"""
+
+
+async def test_a_fork_of_a_process_that_hides_its_memory(
+    client: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cgroup: a process whose memory process 1 cannot look at forks, as a warm interpreter
+    does for each kernel. What it shares with its forks counts for each of them, so it seems to be
+    too much for a moment, and nobody is killed for that. What stays is too much."""
+    monkeypatch.setenv(cgroup.NO_CGROUP, "1")
+    async with sandbox(client, memory_mib=128) as handle:
+        result = await handle.exec("python3", ["-c", HIDDEN_FORKS, "1"])
+        assert result.stdout == "whole\n", result
+        assert await killed(handle) == 0
+        await handle.spawn(["python3", "-c", HIDDEN_FORKS, "600"])
+        await until(lambda: killed(handle))
+
+
 def resident(marker: str) -> int:
     """MiB that the processes with ``marker`` in their command line have."""
     total = 0

@@ -231,6 +231,20 @@ def test_gc_does_not_touch_a_store_that_lacks_something(store: Store, guest: Gue
     assert packs(fresh) == 1
 
 
+def test_a_damaged_pack_is_named_once(store: Store, guest: Guest) -> None:
+    """`workspace verify` reads on; then it names the saves that are damaged by it."""
+    (guest.folder / "f").write_text("1")
+    guest.persist(store)
+    [pack] = Path(store.url, "packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[-60] ^= 1  # in the index
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    of_pack, of_save = verify(Store.open(store.url)).problems
+    assert of_pack.startswith("The store ")
+    assert of_save.startswith("work ")
+
+
 def test_another_format_is_refused(store: Store) -> None:
     """A store of a later version is left alone."""
     path = Path(store.url, "format.json")

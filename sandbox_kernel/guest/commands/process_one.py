@@ -164,6 +164,8 @@ class ProcessOne:
         return True
 
     def follow_up(self, connection: RequestConnection, request: dict[str, Any]) -> None:
+        if not connection.pid:
+            raise RequestError("ESRCH", "no command was started")
         start.signal_group(connection.pid, int(request["signal"]))
 
     def hang_up(self, connection: RequestConnection) -> None:

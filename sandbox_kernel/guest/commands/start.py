@@ -77,7 +77,12 @@ def fork(main: Callable[[], int], env: Mapping[str, str], cwd: str, streams: Seq
 def _fork(cwd: str, streams: Sequence[int], become: Callable[[], None]) -> int:
     """Fork. In the child, ``become`` does not return unless it fails."""
     failed, theirs = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(failed)
+        os.close(theirs)
+        raise
     if not pid:
         try:
             os.setsid()

@@ -95,7 +95,7 @@ class MeasuredFolders:
         return self._walk is not None
 
     def _steps(self) -> Generator[None, None, None]:
-        seen: set[int] = set()
+        seen: set[tuple[int, int]] = set()
         pending = list(self._roots)
         changed: list[tuple[str, int]] = []
         try:
@@ -124,7 +124,7 @@ class MeasuredFolders:
         yield from self._deleted()
 
     def _count(
-        self, entry: os.DirEntry[str], path: str, pending: list[str], seen: set[int]
+        self, entry: os.DirEntry[str], path: str, pending: list[str], seen: set[tuple[int, int]]
     ) -> None:
         try:
             found = entry.stat(follow_symlinks=False)
@@ -133,9 +133,10 @@ class MeasuredFolders:
         if stat.S_ISDIR(found.st_mode):
             pending.append(f"{path}/{entry.name}")
         elif found.st_nlink > 1:
-            if found.st_ino in seen:
+            key = (found.st_dev, found.st_ino)
+            if key in seen:
                 return
-            seen.add(found.st_ino)
+            seen.add(key)
         self._counted += max(found.st_blocks * 512, ENTRY_BYTES)
 
     def _deleted(self) -> Generator[None, None, None]:

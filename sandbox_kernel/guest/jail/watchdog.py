@@ -30,6 +30,9 @@ WRITER_BYTES = 2**20
 """A process that wrote less since the last check is not a writer."""
 DYING_TIME = 3.0
 """Seconds that a killed process may take to end before it counts again."""
+FORK_EXCESS, FORK_TIME = 96 * 2**20, 3.0
+"""A process that hides its memory and forks, as a warm interpreter does, seems to use it twice. An
+excess that may be just that has so many seconds to end."""
 FORK_BOMB_PASSES = 20
 MEMORY_FOLDERS = ("/tmp", "/dev/shm", "/run")  # noqa: S108  (a path inside the sandbox)
 _MEMORY_PATHS = tuple(f"{folder}/" for folder in MEMORY_FOLDERS)
@@ -67,17 +70,22 @@ def memory_in_use(found: list[Process]) -> int:
     return shared + sum(process.rss for process in found)
 
 
-def memory_exactly(found: list[Process]) -> tuple[int, dict[int, int]]:
-    """The same with shared pages divided among the processes (PSS), and each one's share."""
+def memory_exactly(found: list[Process]) -> tuple[int, dict[int, int], int]:
+    """The same with shared pages divided among the processes (PSS), and each one's share. Last, how
+    much of it may be shared pages after all: the resident sizes of processes that hide theirs."""
     folders = _memory_of_folders()
     sizes = {}
+    hidden = 0
     for process in found:
         size, shared = proportional(process)
-        if folders and shared:
+        if size is None:
+            size = process.rss
+            hidden += size
+        elif folders and shared:
             # Mappings of files in those folders are in both figures.
             size -= min(shared, _mapped_from_folders(process))
         sizes[process.pid] = size
-    return folders + _unattached_segments() + sum(sizes.values()), sizes
+    return folders + _unattached_segments() + sum(sizes.values()), sizes, hidden
 
 
 def _memory_of_folders() -> int:
@@ -92,15 +100,15 @@ def _unattached_segments() -> int:
     return sum(int(fields[14]) for fields in segments if len(fields) > 14 and fields[6] == "0")
 
 
-def proportional(process: Process) -> tuple[int, int]:
-    """The PSS of a process, and how much of it is in-memory files. Its resident size if its
-    /proc files cannot be read."""
+def proportional(process: Process) -> tuple[int | None, int]:
+    """The PSS of a process, and how much of it is in-memory files. None if it hides that: it is not
+    dumpable."""
     sizes = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
         name, _, value = line.partition(":")
         if name in ("Pss", "Pss_Shmem"):
             sizes[name] = int(value.split()[0]) * 1024
-    return sizes.get("Pss", process.rss), sizes.get("Pss_Shmem", 0)
+    return sizes.get("Pss"), sizes.get("Pss_Shmem", 0)
 
 
 def _mapped_from_folders(process: Process) -> int:
@@ -162,6 +170,7 @@ class Watch:
         self._killed: dict[tuple[int, int], float] = {}
         self._written: dict[int, int] = {}
         self._last_used = 0
+        self._doubtful_since: float | None = None
 
     def check(self) -> float:
         """Check once. Returns the seconds until the next check."""
@@ -196,9 +205,13 @@ class Watch:
     def _check_memory(self, limit: int) -> float:
         found, ending = self._living()
         used = memory_in_use(found)
-        if used > limit:
-            used, sizes = memory_exactly(found)
+        if used <= limit:
+            self._doubtful_since = None
+        else:
+            used, sizes, hidden = memory_exactly(found)
             excess = used - limit
+            if self._may_be_a_fork(excess, hidden):
+                return SHORTEST
             if ending:
                 # Memory that is being freed may be in-memory files, but no mapping of another
                 # process.
@@ -214,6 +227,16 @@ class Watch:
                 excess -= max(sizes[process.pid], PAGE)
         headroom = (limit - used) / (MEMORY_RATE * self._cpus)
         return min(max(headroom, SHORTEST), LONGEST)
+
+    def _may_be_a_fork(self, excess: int, hidden: int) -> bool:
+        """Whether an excess may be pages that processes share, and has not lasted for long."""
+        if not 0 < excess <= min(hidden, FORK_EXCESS):
+            self._doubtful_since = None
+            return False
+        now = time.monotonic()
+        if self._doubtful_since is None:
+            self._doubtful_since = now
+        return now - self._doubtful_since < FORK_TIME
 
     def _check_processes(self, limit: int) -> None:
         for _ in range(FORK_BOMB_PASSES):

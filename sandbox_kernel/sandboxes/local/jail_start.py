@@ -283,7 +283,7 @@ class Launch:
             Bind(str(self._folders.home), HOME, writable=True),
             Bind(str(self._guest), _GUEST_FOLDER),
         ]
-        return [*shown, *hidden, *write_identity(self._folders.etc), *own]
+        return [*shown, *hidden, *write_identity(self._folders.etc, self._spec.name), *own]
 
     def _readable(self, path: str) -> Bind:
         real = os.path.realpath(path)

@@ -62,7 +62,7 @@ def _setting(path: str) -> Mount:
     return Bind(real, path)
 
 
-def write_identity(folder: Path, hostname: str = "sandbox") -> list[Bind]:
+def write_identity(folder: Path, hostname: str) -> list[Bind]:
     """Write the jail's own /etc/passwd, /etc/group and /etc/hosts into ``folder``, which the jail
     must not be able to write, and return their binds."""
     files = {
