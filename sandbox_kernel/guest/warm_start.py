@@ -41,11 +41,15 @@ class WarmStart:
         return self._warm.pid if self._warm is not None else None
 
     def prepare(self, command: List[str]) -> bool:
-        """Have a warm process for this command line, if it can have one."""
+        """Have a warm process for this command line, if it can have one and the sandbox's limits
+        leave room for it; else the next kernel starts plainly."""
         if self._warm is not None and self._warm.command == command:
             return True
         self.close()
-        warm = WarmProcess.start(command)
+        try:
+            warm = WarmProcess.start(command)
+        except OSError:
+            return False
         if warm is not None:
             self.adopt(warm)
         return warm is not None

@@ -132,9 +132,9 @@ print("whole")
 async def test_a_fork_of_a_process_that_hides_its_memory(
     client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a cgroup: a process whose memory process 1 cannot look at forks, as a warm interpreter
-    does for each kernel. What it shares with its forks counts for each of them, so it seems to be
-    too much for a moment, and nobody is killed for that. What stays is too much."""
+    """Without a cgroup: a process whose memory process 1 cannot see forks, as a warm interpreter
+    does for each kernel. What it shares with its forks counts for each of them, so for a moment it
+    seems to be too much. Nobody is killed for that, only if it stays too much."""
     monkeypatch.setenv(cgroup.NO_CGROUP, "1")
     async with sandbox(client, memory_mib=128) as handle:
         result = await handle.exec("python3", ["-c", HIDDEN_FORKS, "1"])
