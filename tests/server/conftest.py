@@ -57,6 +57,8 @@ def make_server(folder: Path) -> Iterator[StartServer]:
     yield make
     for server in made:
         server.end(9)
+        for connection in server.connections:
+            connection.shutdown()
 
 
 @pytest.fixture

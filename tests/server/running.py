@@ -51,6 +51,8 @@ class JupyterServer:
             self.port = free.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
         self.stdin: int = subprocess.DEVNULL
+        self.connections: list[websocket.WebSocket] = []
+        """Those of its tabs."""
 
     def options(self, *options: str) -> None:
         """Add some, for the next start."""
@@ -183,6 +185,7 @@ class Tab:
             subprotocols=[V1],
             timeout=PATIENCE,
         )
+        self._server.connections.append(self._socket)
 
     def close(self) -> None:
         self._socket.close()
