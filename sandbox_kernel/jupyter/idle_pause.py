@@ -116,7 +116,7 @@ def _listener(connection: Mapping[str, Any]) -> zmq.asyncio.Socket:
     socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
     keys = guest_connection(connection)
-    if "curve_publickey" in keys:
+    if keys.get("curve_publickey"):
         socket.curve_secretkey = keys["curve_secretkey"].encode()
         socket.curve_publickey = socket.curve_serverkey = keys["curve_publickey"].encode()
     socket.subscribe(_PREFIX)
