@@ -53,6 +53,9 @@ from sandbox_kernel.spec import SETTINGS, KernelConfiguration
 from sandbox_kernel.suggestions import check_keys
 from sandbox_kernel.tunnel.background import carry_through, run
 
+EXIT_WAIT = 0.5
+"""Seconds that ``poll`` waits for a kernel that is being ended."""
+
 _SETTINGS = {name: one for name, one in SETTINGS.items() if one.only_for != "launcher"}
 
 
@@ -77,6 +80,8 @@ class SandboxProvisioner(ProvisionedKernel):
         super().__init__(**base)
         self.cwd: str | None = None
         """The host folder that the kernel was started for, if Jupyter named one."""
+        self._ending = False
+        """Somebody has asked this kernel to end."""
         self._folder: str | None = None
         """The folder of the local sockets, if it is our own."""
 
@@ -111,9 +116,14 @@ class SandboxProvisioner(ProvisionedKernel):
         return self._kernel.pid if self._kernel else None
 
     async def poll(self) -> int | None:
-        if self._kernel is None or not self._has_process:
+        """While the kernel is being ended, this waits for its exit for a moment: a manager that is
+        told that the kernel still runs looks again only after 0.1 s."""
+        kernel = self._kernel
+        if kernel is None or not self._has_process:
             return 0
-        return self._kernel.exit_code
+        if kernel.exit_code is None and self._ending:
+            await run(kernel.exited_within(EXIT_WAIT))
+        return kernel.exit_code
 
     async def wait(self) -> int | None:
         if self._kernel is None or not self._has_process:
@@ -141,6 +151,7 @@ class SandboxProvisioner(ProvisionedKernel):
         kernel = self._kernel
         if kernel is None:
             return
+        self._ending = True
         try:
             await run(kernel.send_signal(signum))
         except (SandboxError, OSError) as error:
@@ -154,6 +165,7 @@ class SandboxProvisioner(ProvisionedKernel):
     async def shutdown_requested(self, restart: bool = False) -> None:
         if self._kernel is None:
             return
+        self._ending = True
         self._kernel.expect_exit()
         if self._kernel.exit_code is not None:
             discard_unsent_requests(self.parent)
@@ -181,6 +193,7 @@ class SandboxProvisioner(ProvisionedKernel):
             raise SpecError(
                 "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
             )
+        self._ending = False
         self.cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
         argv = guest_command(cmd, getattr(self.parent, "connection_file", ""))
         try:

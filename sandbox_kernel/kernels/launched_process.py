@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -229,6 +230,11 @@ class KernelProcess:
         """Consider the kernel dead: its sandbox is about to be removed."""
         self._expected = True
         self._set_exited(-signal.SIGKILL)
+
+    async def exited_within(self, seconds: float) -> None:
+        """Return when the kernel has ended, or after this time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), seconds)
 
     async def wait(self) -> int:
         """Exit code of the kernel, when it has ended."""

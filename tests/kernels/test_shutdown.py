@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.jupyter import provisioner
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel import background
 
@@ -70,6 +71,29 @@ def test_a_sandbox_that_does_nothing_at_all_is_ended(
     live.manager.shutdown_kernel()
     assert time.monotonic() - begun < WITHIN
     assert jail_processes(folder) == []
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_kernel_that_ends_is_not_looked_at_twice(
+    start_kernel: KernelStarter, monkeypatch: pytest.MonkeyPatch, now: bool
+) -> None:
+    """Jupyter's manager looks every 0.1 s whether a kernel that it ends has ended. The first look
+    waits until it has, so nobody sleeps longer than that takes."""
+    monkeypatch.setattr(provisioner, "EXIT_WAIT", 60.0)
+    live = start_kernel()
+    looks = []
+    poll = live.provisioner.poll
+
+    async def look() -> int | None:
+        before, found = live.kernel.exit_code, await poll()
+        looks.append((before, found))
+        return found
+
+    monkeypatch.setattr(live.provisioner, "poll", look)
+    assert live.manager.is_alive()  # nobody has asked for its end, so nobody waits
+    live.manager.shutdown_kernel(now=now, restart=True)
+    assert looks[0] == (None, None)
+    assert all(found is not None for _, found in looks[1:])
 
 
 def test_a_record_that_cannot_be_read_does_not_keep_a_sandbox(
