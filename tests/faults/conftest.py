@@ -15,11 +15,13 @@ from sandbox_kernel.sandboxes.local import bubblewrap
 from sandbox_kernel.tunnel import links, tunnel
 from sandbox_kernel.tunnel.background import background_loop
 from sandbox_kernel.wire import session
-from tests.helpers.coroutines import finish
+from tests.helpers.coroutines import finish, run_coroutine
 from tests.helpers.rest import comes_to_rest
 from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import KernelStarter, own_folder
 from tests.kernels.live import folders_in, jail_processes
+
+__all__ = ["run_coroutine"]  # the kernels live on the background loop
 
 _SUMMARY = pytest.StashKey[list[str]]()
 _TALLY = pytest.StashKey[Counter[str]]()

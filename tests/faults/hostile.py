@@ -235,7 +235,7 @@ def guest(behaviour: str) -> None:
     if behaviour == "a log without end":
         say(json.dumps(exited) + "\n")
         answer("\x1b[2Jline\n" * 150000)
-        time.sleep(600)
+        for_ever(lambda: answer({}))
     time.sleep(600)
 
 

@@ -8,12 +8,12 @@ with the agent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
@@ -28,11 +28,11 @@ from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import links
-from sandbox_kernel.tunnel.background import submit
 from sandbox_kernel.wire.fdlink import FdLink
 from sandbox_kernel.wire.frames import DATA, Frame, encode
 from sandbox_kernel.wire.mux import BULK
 from sandbox_kernel.wire.peer import Peer
+from tests.helpers.coroutines import finish
 from tests.kernels.conftest import KernelStarter, own_folder
 from tests.wire.sides import welcomed
 
@@ -40,13 +40,8 @@ from .conftest import assert_idle
 from .hostile import HostileClient
 from .traffic import Traffic
 
-T = TypeVar("T")
 MEMORY = 64 * 2**20
 """Bytes by which this process may grow; the tunnel's bounds add up to less."""
-
-
-def finish(coroutine: Coroutine[Any, Any, T], timeout: float = 90) -> T:
-    return submit(asyncio.wait_for(coroutine, timeout)).result(timeout + 5)
 
 
 def memory() -> int:
@@ -106,14 +101,22 @@ async def hostile(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKe
     )
 
 
-async def launch(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKernel:
-    kernel = await hostile(behaviour, start_timeout=start_timeout)
+async def launch(kernel: SandboxedKernel) -> None:
+    await kernel.launch(["python"], env={}, cwd="/", connection={})
+
+
+@contextlib.asynccontextmanager
+async def removed_at_last(kernel: SandboxedKernel) -> AsyncIterator[SandboxedKernel]:
+    """Its sandbox is removed at the end of the block."""
     try:
-        await kernel.launch(["python"], env={}, cwd="/", connection={})
-    except BaseException:
+        yield kernel
+    finally:
         await kernel.remove()
-        raise
-    return kernel
+
+
+def connectors(kernel: SandboxedKernel) -> int:
+    """How many links the host has asked for."""
+    return int(kernel.handle.connectors)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -132,13 +135,13 @@ async def launch(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKer
         ("refused:superseded", SessionRefused),
     ],
 )
-def test_a_bad_handshake_is_one_error(
+async def test_a_bad_handshake_is_one_error(
     behaviour: str, error: type[SandboxError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sandbox is not used, and is removed."""
     monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT", 5.0 if behaviour != "silence" else 0.3)
     with pytest.raises(error, match="sandbox-") as caught:
-        finish(hostile(behaviour))
+        await hostile(behaviour)
     assert str(caught.value).isprintable()
 
 
@@ -164,43 +167,30 @@ def test_a_bad_handshake_is_one_error(
         "status is a string",
     ],
 )
-def test_what_breaks_the_protocol_ends_the_session(behaviour: str) -> None:
+async def test_what_breaks_the_protocol_ends_the_session(behaviour: str) -> None:
     """A call under way ends with that error at once, not with a timeout."""
-    with pytest.raises(ProtocolError, match="sandbox-") as caught:
-        finish(launch(behaviour))
+    async with removed_at_last(await hostile(behaviour)) as kernel:
+        with pytest.raises(ProtocolError, match="sandbox-") as caught:
+            await launch(kernel)
     assert len(str(caught.value)) < 2000
 
 
 @pytest.mark.parametrize("behaviour", ["garbage", "closes after each welcome", "answers nothing"])
-def test_what_breaks_links_is_tried_again_with_pauses(behaviour: str) -> None:
+async def test_what_breaks_links_is_tried_again_with_pauses(behaviour: str) -> None:
     """Links that bring nothing are made ever more rarely, and the call ends in a timeout."""
-
-    async def attempt() -> int:
-        kernel = await hostile(behaviour, start_timeout=4.0)
-        try:
-            with pytest.raises(SandboxTimeout):
-                await kernel.launch(["python"], env={}, cwd="/", connection={})
-            return int(kernel.handle.connectors)  # type: ignore[attr-defined]
-        finally:
-            await kernel.remove()
-
-    assert finish(attempt()) <= 9
+    async with removed_at_last(await hostile(behaviour, start_timeout=4.0)) as kernel:
+        with pytest.raises(SandboxTimeout):
+            await launch(kernel)
+        assert connectors(kernel) <= 9
 
 
 @pytest.mark.parametrize("behaviour", ["status with wrong types", "status with huge numbers"])
-def test_a_status_of_nonsense_is_made_harmless(behaviour: str) -> None:
+async def test_a_status_of_nonsense_is_made_harmless(behaviour: str) -> None:
     """What is no sensible number counts as 0."""
-
-    async def attempt() -> tuple[Any, Any]:
-        kernel = await launch(behaviour)
-        try:
-            return kernel.pid, kernel.exit_code
-        finally:
-            await kernel.remove()
-
-    pid, exit_code = finish(attempt())
-    assert pid == 0
-    assert exit_code in (0, None)
+    async with removed_at_last(await hostile(behaviour)) as kernel:
+        await launch(kernel)
+        assert kernel.pid == 0
+        assert kernel.exit_code in (0, None)
 
 
 @pytest.mark.parametrize(
@@ -212,27 +202,16 @@ def test_a_status_of_nonsense_is_made_harmless(behaviour: str) -> None:
         ("opens streams without end", -9),
     ],
 )
-def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLines) -> None:
+async def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLines) -> None:
     """Once to the owner, and once, in bounded words, to the log."""
-
-    async def attempt() -> tuple[int, int]:
-        kernel = await hostile(behaviour)
-        told = 0
-
-        def tell() -> None:
-            nonlocal told
-            told += 1
-
-        kernel.on_exit = tell
-        try:
-            await kernel.launch(["python"], env={}, cwd="/", connection={})
-            found = await kernel.wait()
-            await asyncio.sleep(0.3)
-            return found, told
-        finally:
-            await kernel.remove()
-
-    assert finish(attempt()) == (code, 1)
+    told = []
+    async with removed_at_last(await hostile(behaviour)) as kernel:
+        kernel.on_exit = lambda: told.append(kernel.exit_code)
+        await launch(kernel)
+        assert await kernel.wait() == code
+        with contextlib.suppress(ProtocolError):  # of a session that has ended
+            await kernel.tunnel.control.call("info")  # its answer comes after all else
+        assert told == [code]
     assert len([line for line in log.lines if "The kernel in sandbox" in line]) == 1
 
 
@@ -246,78 +225,59 @@ def test_the_end_of_a_kernel_is_told_once(behaviour: str, code: int, log: LogLin
         "events without end",
     ],
 )
-def test_a_flood_that_moves_nothing_ends_the_session(behaviour: str) -> None:
+async def test_a_flood_that_moves_nothing_ends_the_session(behaviour: str) -> None:
     """An agent that keeps the host busy without bringing anything loses its link, then, with
     pauses, the next ones, and soon its session; the fixtures see that nothing spins after it."""
-
-    async def attempt() -> tuple[SandboxError | None, int]:
-        kernel = await launch(behaviour)
-        try:
-            await kernel.wait()
-            return kernel.tunnel.failure, int(kernel.handle.connectors)  # type: ignore[attr-defined]
-        finally:
-            await kernel.remove()
-
-    failure, connectors = finish(attempt())
-    assert isinstance(failure, ProtocolError)
-    assert "too many" in str(failure)
-    assert connectors <= 4
+    async with removed_at_last(await hostile(behaviour)) as kernel:
+        await launch(kernel)
+        await kernel.wait()
+        assert isinstance(kernel.tunnel.failure, ProtocolError)
+        assert "too many" in str(kernel.tunnel.failure)
+        assert connectors(kernel) <= 4
 
 
-def test_a_recording_of_nothing_costs_nothing() -> None:
+async def test_a_recording_of_nothing_costs_nothing() -> None:
     """Sixteen mebibytes that say "a message without parts" four million times are refused before
     the messages fill the memory."""
-
-    async def attempt() -> None:
-        kernel = await launch("a recording of nothing")
-        try:
-            with pytest.raises(ProtocolError, match="too many parts"):
-                await kernel.recorded(16 * 2**20)
-        finally:
-            await kernel.remove()
-
-    finish(attempt())
+    async with removed_at_last(await hostile("a recording of nothing")) as kernel:
+        await launch(kernel)
+        with pytest.raises(ProtocolError, match="too many parts"):
+            await kernel.recorded(16 * 2**20)
 
 
-def test_a_flood_of_frames_leaves_turns_to_others() -> None:
+async def test_a_flood_of_frames_leaves_turns_to_others() -> None:
     """However many frames a link brings at once, the loop is not kept from its other work until
     all are handled."""
-
-    async def attempt() -> tuple[int, int]:
-        ours, theirs = socket.socketpair()
-        loop = asyncio.get_running_loop()
-        link = FdLink(loop, ours.detach(), os.open("/dev/null", os.O_WRONLY))
-        peer = Peer(loop, host=True)
-        stream = peer.mux.open("x", BULK)
-        broken: list[str] = []
-        peer.on_broken = broken.append
-        peer.attach(link, welcomed(peer.mux, now=loop.time()))
-        link.start()
-        frames = 6000
-        sent = b"".join(encode(Frame(DATA, stream.id, n + 1, 0, b"x")) for n in range(frames))
-        sending = loop.run_in_executor(None, theirs.sendall, sent)
-        turns = 0
-        while peer.session.received < frames:
-            turns += 1
-            await asyncio.sleep(0)
-        await sending
-        peer.detach()
-        theirs.close()
-        assert broken == []
-        return frames, turns
-
-    frames, turns = finish(attempt())
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    link = FdLink(loop, ours.detach(), os.open("/dev/null", os.O_WRONLY))
+    peer = Peer(loop, host=True)
+    stream = peer.mux.open("x", BULK)
+    broken: list[str] = []
+    peer.on_broken = broken.append
+    peer.attach(link, welcomed(peer.mux, now=loop.time()))
+    link.start()
+    frames = 6000
+    sent = b"".join(encode(Frame(DATA, stream.id, n + 1, 0, b"x")) for n in range(frames))
+    sending = loop.run_in_executor(None, theirs.sendall, sent)
+    turns = 0
+    while peer.session.received < frames:
+        turns += 1
+        await asyncio.sleep(0)
+    await sending
+    peer.detach()
+    theirs.close()
+    assert broken == []
     assert turns >= frames // 256
 
 
-@pytest.mark.parametrize("behaviour", ["answers twice"])
-def test_a_flood_does_not_reach_the_neighbours(behaviour: str, start_kernel: KernelStarter) -> None:
+def test_a_flood_does_not_reach_the_neighbours(start_kernel: KernelStarter) -> None:
     """Another kernel of the process goes on, and the flooding one can be removed."""
-    kernel = finish(launch(behaviour))
+    kernel = finish(hostile("answers twice"))
+    finish(launch(kernel))
     live = start_kernel()
     traffic = Traffic(live, seed=1)
     traffic.round()
-    if behaviour == "answers twice":
-        finish(kernel.send_signal(2))
+    finish(kernel.send_signal(2))
     assert kernel.exit_code is None
     finish(kernel.remove())
