@@ -37,6 +37,10 @@ class Failed(Exception):
     """What the host process answered with."""
 
 
+class NoAnswer(Exception):
+    """Hostile code ended before it had an answer: its exit code, and what it said on stderr."""
+
+
 class Jail:
     """A sandbox that hostile code runs in."""
 
@@ -53,10 +57,11 @@ class Jail:
         return result
 
     def answer(self, code: str, *arguments: str, timeout: float = 60) -> Any:
-        """Run hostile Python code; the value is what it passes to ``answer(...)``."""
+        """Run hostile Python code; the value is what it passes to ``answer(...)``, or NoAnswer."""
         code = PRELUDE + textwrap.dedent(code)
         ran = self.run("python3", "-c", code, *arguments, timeout=timeout)
-        assert "ANSWER " in ran["stdout"], ran
+        if "ANSWER " not in ran["stdout"]:
+            raise NoAnswer(f"exit code {ran['exit_code']}: {ran['stderr'].strip()}")
         return json.loads(ran["stdout"].rpartition("ANSWER ")[2])
 
 

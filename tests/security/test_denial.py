@@ -11,9 +11,10 @@ import pytest
 from sandbox_kernel.guest.commands.start import LOG_LIMIT
 from tests.helpers.waiting import wait_until
 
-from .hosts import Failed, Host, Jail
+from .hosts import Failed, Host, Jail, NoAnswer
 
 MIB = 2**20
+KILLED = "exit code -9"
 
 
 def in_cgroup(jail: Jail, name: str) -> bool:
@@ -25,17 +26,15 @@ def test_a_fork_bomb_is_contained(victim: Host) -> None:
     with victim.jail(processes=50) as jail:
         bomb = "while True:\n try: os.fork()\n except OSError: pass"
         jail.call("spawn", argv=["python3", "-c", f"import os\n{bomb}"])
+        wait_until(lambda: jail.call("info")["detail"]["processes"] > 1, "the bomb goes off")
         seen = []
         for _ in range(20):
             info = jail.call("info")
             assert info["status"] == "running"
-            seen.append(info["detail"].get("processes", 0))
+            seen.append(info["detail"]["processes"])
         # A watch, which is used where nothing better is allowed, sees an excess after the fact.
         watched = "watch" in jail.call("info")["limits"]["processes"]
         assert max(seen) <= (2000 if watched else 50)
-        started = time.monotonic()
-        jail.call("remove")
-        assert time.monotonic() - started < 60
     with victim.jail() as other:
         assert other.run("echo", "fine")["stdout"] == "fine\n"
 
@@ -96,7 +95,7 @@ answer(sum(os.path.getsize(p + "/hog") for p in ("/tmp", "/dev/shm", "/run")) > 
 def test_memory_is_limited(victim: Host, how: str) -> None:
     """Who takes too much is refused or killed; the sandbox and the host go on."""
     with victim.jail(memory_mib=200) as jail:
-        with pytest.raises(AssertionError, match=r"-9|MemoryError"):
+        with pytest.raises(NoAnswer, match=rf"^{KILLED}|MemoryError"):
             jail.answer(how)
         assert jail.run("echo", "fine")["stdout"] == "fine\n"
 
@@ -106,7 +105,7 @@ def test_memory_that_no_process_has_mapped_is_limited(victim: Host) -> None:
     with victim.jail(memory_mib=200) as jail:
         if not in_cgroup(jail, "memory_mib"):
             pytest.skip("without a cgroup nobody can count this; docs/security.md says so")
-        with pytest.raises(AssertionError, match="-9"):
+        with pytest.raises(NoAnswer, match=f"^{KILLED}"):
             jail.answer(_MEMFD_HOG)
         assert jail.call("info")["oom_kills"] >= 1
 
@@ -115,9 +114,10 @@ def test_files_in_memory_are_limited(victim: Host) -> None:
     """/tmp, /dev/shm and /run have sizes, and count as memory."""
     with victim.jail(memory_mib=200) as jail:
         try:
-            assert jail.answer(_TMP_HOG) is False
-        except AssertionError as error:
-            assert "-9" in str(error)  # noqa: PT017  (both outcomes are right)
+            too_much = jail.answer(_TMP_HOG)
+        except NoAnswer as killed:
+            too_much = not str(killed).startswith(KILLED)
+        assert not too_much
 
 
 def test_open_files_are_limited(victim: Host) -> None:
@@ -166,7 +166,7 @@ def test_disk_is_limited(victim: Host, how: str) -> None:
     """Who fills the workspace is stopped, also if the files have no names any more."""
     with victim.jail(disk_mib=64) as jail:
         own = "own file system" in jail.call("info")["limits"]["disk_mib"]
-        with pytest.raises(AssertionError, match="Errno 28" if own else "-9"):
+        with pytest.raises(NoAnswer, match="Errno 28" if own else f"^{KILLED}"):
             jail.answer(_WRITE, how)
         assert ("disk full" in jail.call("info")["last_kill"]) is not own
         assert jail.run("/bin/sh", "-c", "rm -f /workspace/hog-*; echo fine")["stdout"] == "fine\n"
@@ -196,7 +196,7 @@ def test_disk_that_is_hidden_is_counted(victim: Host, how: str) -> None:
     """In a folder that nobody may enter, in one too deep for a path, in deleted files that are
     only mapped."""
     with victim.jail(disk_mib=32) as jail:
-        with pytest.raises(AssertionError, match=r"-9|Errno 28|-7"):
+        with pytest.raises(NoAnswer, match=rf"^{KILLED}|Errno 28|^exit code -7"):
             jail.answer(_HIDE, how)
         assert jail.run("echo", "fine")["stdout"] == "fine\n"
 
@@ -233,7 +233,7 @@ def test_a_flood_of_empty_files_is_limited(victim: Host) -> None:
     """Files without content take no space that free space would show, and yet count: 2048 of
     them are all that 2 MiB allow. A watch comes a little late."""
     with victim.jail(disk_mib=2) as jail:
-        with pytest.raises(AssertionError, match=r"-9|Errno 28"):
+        with pytest.raises(NoAnswer, match=rf"^{KILLED}|Errno 28"):
             jail.answer(_FLOOD)
         assert jail.run("echo", "fine")["stdout"] == "fine\n"
 
