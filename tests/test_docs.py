@@ -18,6 +18,7 @@ from sandbox_kernel.cli.parser import build_parser
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "sandbox_kernel"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/README.md")])
 FOLDERS = ("sandbox_kernel", "tests", "docs", "benchmarks", "tools", "notebooks", "kernelspecs")
 NOT_OURS = {"sitecustomize.py", "benchmarks/results/latest.json"}
@@ -30,6 +31,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MODULE = re.compile(r"[\w./-]+\.py")
 TEST = re.compile(r"(?:([\w./-]+\.py)::)?(test_\w+\*?)")
 VARIABLE = re.compile(r"\bSANDBOX_KERNEL_[A-Z_]*[A-Z]\b")
+CLASS = re.compile(r"\b(?:[A-Z][a-z]+){2,}(?:\.\w+)*")
 RUN = re.compile(r"python3? -m ((?:sandbox_kernel|tests|benchmarks)[\w.]*)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -56,16 +58,22 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page_of_today
 def test_named_files_exist(page: Path) -> None:
-    """Modules by any end of their path, other files and folders by the whole path."""
+    """Modules by any end of their path, other files and folders by the whole path; what is in the
+    package may also be named from there."""
     missing = []
     for code in CODE.findall(prose(page)):
         name = code.partition("::")[0]
         if name in NOT_OURS or set("<>*{$ ") & set(name):
             continue
+        top = name.partition("/")[0]
         if MODULE.fullmatch(name):
             known = any(f"/{path}".endswith(f"/{name}") for path in sources())
-        elif name.partition("/")[0] in FOLDERS and "/" in name:
+        elif top in FOLDERS and "/" in name:
             known = (ROOT / name).exists()
+        elif (
+            re.fullmatch(r"[a-z_]+/[a-z_/]*", name) and (PACKAGE / name.partition("/")[0]).is_dir()
+        ):
+            known = is_in_package(name)
         else:
             continue
         if not known:
@@ -75,6 +83,22 @@ def test_named_files_exist(page: Path) -> None:
         if not (path.is_dir() or path.with_suffix(".py").exists()):
             missing.append(f"python -m {module}")
     assert not missing
+
+
+@each_page_of_today
+def test_named_classes_exist(page: Path) -> None:
+    """Ours, and those of others that the sources use; with their attributes."""
+    named = {name for code in CODE.findall(prose(page)) for name in CLASS.findall(code)}
+    words = {word for name in named for word in name.split(".")}
+    assert sorted(words - words_in_sources()) == []
+
+
+def test_renamed_modules_exist() -> None:
+    """The changelog says where they are now."""
+    rows = rows_of_tables("before", (ROOT / "CHANGELOG.md").read_text())
+    now = [name for row in rows for name in CODE.findall(row.split(" | ")[1])]
+    assert len(now) > 50
+    assert [name for name in now if not is_in_package(name)] == []
 
 
 @each_page_of_today
@@ -145,6 +169,11 @@ def rows_of_tables(title: str, text: str) -> list[str]:
     return [row for table in tables for row in table.splitlines()]
 
 
+def is_in_package(name: str) -> bool:
+    """A module of sandbox_kernel/, or a folder of it."""
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+
+
 @functools.cache
 def settings() -> set[str]:
     """Names of all settings of a sandbox and of a kernel."""
@@ -189,6 +218,12 @@ def variables_in_sources() -> set[str]:
 
 
 @functools.cache
+def words_in_sources() -> set[str]:
+    texts = [(ROOT / path).read_text(encoding="utf-8") for path in sources()]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+@functools.cache
 def functions_of(module: str) -> set[str]:
     """Names of the test functions in all modules whose path ends so."""
     paths = [path for path in sources() if f"/{path}".endswith(f"/{module}")]
@@ -205,7 +240,7 @@ def literals() -> list[str]:
     system = [os.strerror(number) for number in errno.errorcode]
     return system + [
         node.value
-        for path in (ROOT / "sandbox_kernel").rglob("*.py")
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
@@ -218,6 +253,6 @@ def test_the_design_shows_the_layers_in_their_order() -> None:
     order = [name.strip() for layer in table for name in layer.split(":")]
     page = (ROOT / "docs/design.md").read_text()
     rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
-    folders = {path.name for path in (ROOT / "sandbox_kernel").iterdir() if path.is_dir()}
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert rows == sorted(rows, key=order.index)
     assert folders - {"__pycache__"} <= set(rows)

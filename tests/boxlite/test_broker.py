@@ -202,10 +202,10 @@ def test_it_ends_when_nobody_needs_it() -> None:
 
 async def test_a_stream_keeps_it(client: JailClient) -> None:
     """Whoever is connected counts, also if nothing is said."""
-    broker, _ = start_by_hand("0.3")
+    broker, _ = start_by_hand("2")
     handle = await client.create(SandboxSpec(name="one"))
     async with await handle.open_stream(["cat"]) as stream:
-        await asyncio.sleep(1.0)  # longer than its idle time
+        await asyncio.sleep(3.0)  # longer than its idle time, which is what is tested
         assert broker.poll() is None
         await stream.write(b"here\n")
         assert await stream.read() == b"here\n"

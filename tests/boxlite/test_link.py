@@ -19,6 +19,7 @@ from sandbox_kernel.guest.commands.box import EXIT_CODES
 from sandbox_kernel.guest.commands.box_connector import ADDRESS
 from sandbox_kernel.sandboxes.boxlite.link import BoxLink
 from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
 from sandbox_kernel.wire.codec import PREAMBLE, Base64Codec
 from sandbox_kernel.wire.frames import DATA, RESET, Frame, encode
@@ -270,16 +271,25 @@ STARTED = Frame(DATA, 1, 1, 0, b'{"pid": 7}\n')
 
 
 class Hostile:
-    """A box that says that it has started a command, and then what it likes."""
+    """A box that says that it has started the command it is asked for, and then lies."""
 
-    def __init__(self, *pieces: bytes) -> None:
-        self.pieces = [PREAMBLE, _line(STARTED), *pieces]
+    def __init__(self, lie: bytes) -> None:
+        self.asked, self.believed = asyncio.Event(), asyncio.Event()
+        self._said = self._say(lie)
+
+    async def _say(self, lie: bytes) -> AsyncIterator[bytes]:
+        yield PREAMBLE
+        await self.asked.wait()
+        yield _line(STARTED)
+        await self.believed.wait()
+        yield lie
+        await asyncio.Event().wait()
 
     async def read(self) -> bytes:
-        await asyncio.sleep(0.05)
-        return self.pieces.pop(0) if self.pieces else await asyncio.sleep(1000, b"")
+        return await anext(self._said)
 
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: bytes) -> None:
+        self.asked.set()
 
     async def close(self) -> None: ...
 
@@ -288,11 +298,17 @@ def _line(*frames: Frame) -> bytes:
     return b"".join(map(bytes, Base64Codec().encode([encode(frame) for frame in frames])))
 
 
-async def hostile_link(*pieces: bytes) -> BoxLink:
+async def lied_to(lie: bytes) -> tuple[BoxLink, ControlledStream]:
+    """A link to a hostile box, and a command that seems to run in it."""
+
     async def why() -> SandboxError:
         return SandboxGone("the box has ended")
 
-    return BoxLink(Hostile(*pieces), "test", why)
+    box = Hostile(lie)
+    link = BoxLink(box, "test", why)
+    stream = await link.open(command("true"))
+    box.believed.set()
+    return link, stream
 
 
 @pytest.mark.parametrize(
@@ -308,8 +324,7 @@ async def hostile_link(*pieces: bytes) -> BoxLink:
 )
 async def test_a_hostile_box(lie: bytes) -> None:
     """What it may not send ends the link; nothing else happens."""
-    link = await hostile_link(lie)
-    stream = await link.open(command("true"))
+    link, stream = await lied_to(lie)
     await asyncio.wait_for(link.closed.wait(), LIMIT)
     with pytest.raises(SandboxGone):
         await stream.wait()
@@ -319,8 +334,7 @@ async def test_a_hostile_box(lie: bytes) -> None:
 @pytest.mark.parametrize("answer", [b"no json\n", b"[1]\n", b"[" * 50_000 + b"\n"])
 async def test_a_hostile_answer(answer: bytes) -> None:
     """Costs its own command only."""
-    link = await hostile_link(_line(Frame(DATA, 1, 2, 0, answer), Frame(RESET, 3, 3, 0, b"")))
-    stream = await link.open(command("true"))
+    link, stream = await lied_to(_line(Frame(DATA, 1, 2, 0, answer), Frame(RESET, 3, 3, 0, b"")))
     assert await asyncio.wait_for(stream.read(), LIMIT) == b""
     with pytest.raises(SandboxError, match="sent an answer"):
         await stream.wait()

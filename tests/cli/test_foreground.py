@@ -99,13 +99,19 @@ def test_a_signal_may_be_taken_care_of() -> None:
 def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
     """A read that never returns is no reason not to exit."""
     script = """
-import asyncio, os
+import asyncio, os, threading
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.tunnel.background import aside
 
+begun = threading.Event()
+
+def read():
+    begun.set()
+    os.read(os.pipe()[0], 1)
+
 async def work():
-    reading = asyncio.ensure_future(aside(os.read, os.pipe()[0], 1))
-    await asyncio.sleep(0.1)
+    reading = asyncio.ensure_future(aside(read))
+    await asyncio.to_thread(begun.wait)
     reading.cancel()
 
 foreground.run(work())

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from jupyter_client.manager import start_new_kernel
 
 from sandbox_kernel.cli import main
 from tests.helpers.small_disk import needs_root, small_disk
+from tests.helpers.waiting import wait_until
 
 from .running import Cli
 
@@ -59,9 +59,7 @@ def test_a_notebook_stands_for_its_sandbox(cli: Cli, notebook: tuple[Path, Any])
     assert cli("logs", str(path)).returncode == 0
     kill = f"import os; os.kill({seen['kernel_pid']}, {int(signal.SIGKILL)})"
     cli("exec", str(path), "python3", "-c", kill)
-    deadline = time.monotonic() + 60
-    while found(cli)["kernel"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not found(cli)["kernel"], "the end of the kernel")
     assert "no kernel" in cli("ps").stdout
 
 

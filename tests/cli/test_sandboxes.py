@@ -14,6 +14,7 @@ import pytest
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.waiting import wait_until
 
 from .running import PROGRAM, Cli
 
@@ -256,36 +257,39 @@ def test_logs(cli: Cli, jail: str) -> None:
     assert cli("logs", "-n", "1", jail).stdout == text.splitlines(keepends=True)[-1]
 
 
+def spawn_main(sandbox: str, *argv: str) -> None:
+    """Start a command, with whose end the sandbox ends."""
+
+    async def spawn() -> None:
+        await (await LocalClient().get(sandbox)).spawn(argv, main=True)
+
+    asyncio.run(spawn())
+
+
 def test_logs_follow(cli: Cli, jail: str) -> None:
     """logs -f shows what is written while it waits, and ends with the sandbox."""
     following = cli.start("logs", "-f", jail, stderr=subprocess.PIPE)
     assert following.stdout is not None
+    script = "echo line 1; until [ -e go ]; do sleep 0.05; done; echo line 2"
     try:
-        say = "for i in 1 2 3; do echo line $i; sleep 1; done"
-
-        async def write() -> None:
-            handle = await LocalClient().get(jail)
-            await handle.spawn(["sh", "-c", say], main=True)
-
-        asyncio.run(write())
-        text = following.stdout.read().decode()
+        spawn_main(jail, "sh", "-c", script)
+        while following.stdout.readline() != b"line 1\n":
+            assert following.poll() is None
+        assert cli("exec", jail, "touch", "go").returncode == 0
+        rest = following.stdout.read().decode()
         assert following.wait(60) == 0
     finally:
         following.kill()
         following.communicate()
-    assert [text.count(f"line {i}\n") for i in (1, 2, 3)] == [1, 1, 1]
+    assert "line 1\n" not in rest
+    assert rest.count("line 2\n") == 1
 
 
 def test_logs_cannot_drive_the_terminal(cli: Cli, jail: str) -> None:
     """Escape sequences that code in the sandbox has written are shown, not obeyed."""
-
-    async def write() -> None:
-        handle = await LocalClient().get(jail)
-        await handle.spawn(["printf", "\\033[2Jgone"], main=True)
-
-    asyncio.run(write())
-    while cli("ps", "--quiet").stdout:
-        pass  # it ends with its main command, and then the log is complete
+    spawn_main(jail, "printf", "\\033[2Jgone")
+    # It ends with its main command, and then the log is complete.
+    wait_until(lambda: not cli("ps", "--quiet").stdout, "the end of the sandbox")
     text = cli("logs", jail).stdout
     assert "[2Jgone" in text
     assert "\x1b" not in text

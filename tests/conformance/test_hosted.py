@@ -337,8 +337,7 @@ def test_files_of_a_kernel_that_was_paused_from_elsewhere_are_saved_at_its_end(
 def test_a_busy_kernel_is_not_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that is silent for longer than the limit is still at work."""
     with configured(monkeypatch, idle_pause_seconds=1) as (manager, client):
-        code = "import time; began = time.time(); time.sleep(5); print(time.time() - began < 60)"
-        assert execute(client, code)[1] == "True\n"
+        assert execute(client, "import time; time.sleep(5); print('done')")[1] == "done\n"
         assert sandboxed(manager).tunnel.reconnects == 0
 
 

@@ -119,7 +119,7 @@ async def test_token_rotation(client: IsloClient, emulator: Running) -> None:
     emulator.ask("POST", "/_emulator/tokens/withdraw")
     async with sandbox(client) as handle:
         for _ in range(3):
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(0.7)  # a token runs out meanwhile, or the next time
             assert (await handle.shell("echo well", timeout=LIMIT)).ok
 
 

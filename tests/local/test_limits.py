@@ -19,6 +19,7 @@ import pytest
 from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.sandboxes.local import LocalClient, cgroup, disk_image
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.sandboxes.local.limits import MIB, Limits
 from sandbox_kernel.spec import SandboxSpec
 from tests.helpers.waiting import until
@@ -195,14 +196,14 @@ async def test_processes(client: LocalClient, means: str) -> None:
         assert (await handle.exec("true")).ok
 
 
-async def too_many(handle: object) -> bool:
-    info = await handle.info()  # type: ignore[attr-defined]
+async def too_many(handle: LocalHandle) -> bool:
+    info = await handle.info()
     refused = "rlimit" in info.limits["processes"]
     return refused or info.last_kill.startswith("too many processes")
 
 
-async def only_one_left(handle: object) -> bool:
-    return (await handle.info()).detail["processes"] == 1  # type: ignore[attr-defined, no-any-return]
+async def only_one_left(handle: LocalHandle) -> bool:
+    return bool((await handle.info()).detail["processes"] == 1)
 
 
 async def test_endless_fork_bomb(client: LocalClient, means: str) -> None:

@@ -117,7 +117,7 @@ def test_a_sandbox_of_another_place_is_shown_and_left_alone(folder: Path) -> Non
     assert Records().list("local") == []
 
 
-def test_a_start_that_is_under_way_elsewhere_is_not_swept(folder: Path) -> None:
+async def test_a_start_that_is_under_way_elsewhere_is_not_swept(folder: Path) -> None:
     """The process that makes a sandbox on another host is not to be seen here, and yet lives."""
     record = Record("local", "begun", "1" * 12, SandboxSpec(name="begun").to_dict())
     record.data["folders"] = {name: str(folder / name) for name in ("base", "workspace", "runtime")}
@@ -125,7 +125,7 @@ def test_a_start_that_is_under_way_elsewhere_is_not_swept(folder: Path) -> None:
     record.data["creator"] = [2**22 + 1, 1]  # no such process here
     record.place = {**host_identity.here(), "host": "other-host", "machine": "m", "boot": "b"}
     Records().reserve(record)
-    asyncio.run(LocalClient().sweep())
+    await LocalClient().sweep()
     assert [found.name for found in Records().list("local")] == ["begun"]
 
 
@@ -151,13 +151,9 @@ def test_a_record_of_an_earlier_version_is_read(folder: Path) -> None:
     assert Records().load("local", "old").where == "here"
 
 
-def test_a_process_of_an_earlier_boot_is_not_taken_for_one_of_now(folder: Path) -> None:
+async def test_a_process_of_an_earlier_boot_is_not_taken_for_one_of_now(folder: Path) -> None:
     """After a reboot another process may have the number, and even the start time, that a record
     names. It is not signalled."""
-    asyncio.run(_of_an_earlier_boot(folder))
-
-
-async def _of_an_earlier_boot(folder: Path) -> None:
     with subprocess.Popen(["sleep", "1000"]) as bystander:
         try:
             start = Path(f"/proc/{bystander.pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -7,7 +7,6 @@ processes into its own cgroups. So ``busctl``, the program that speaks to it, is
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import socket
@@ -98,16 +97,12 @@ def test_nobody_is_asked_in_vain(
 
 
 @pytest.mark.usefixtures("own_dirs")
-def test_the_manager_is_asked_first(asked: Path) -> None:
+async def test_the_manager_is_asked_first(asked: Path) -> None:
     """Also by who may make a cgroup itself: systemd takes the controllers of one that it has not
     made away again when it is told to reload (`cpus=0.5` was no limit any more)."""
-
-    async def start() -> None:
-        client = LocalClient()
-        handle = await client.create(SandboxSpec(lease_seconds=60))
-        await client.remove(handle.name)
-
-    asyncio.run(start())
+    client = LocalClient()
+    handle = await client.create(SandboxSpec(lease_seconds=60))
+    await client.remove(handle.name)
     assert "StartTransientUnit" in asked.read_text()
 
 

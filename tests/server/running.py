@@ -292,6 +292,23 @@ def open_notebook(server: JupyterServer, path: str) -> tuple[str, Tab]:
     return session["id"], Tab(server, session["kernel"]["id"])
 
 
+def the_sandbox() -> str:
+    """Its name; there is one only."""
+    [record] = Records().list("local")
+    return record.name
+
+
+def in_the_sandbox(script: str) -> None:
+    """Run something in it past its kernel and its server."""
+
+    async def run() -> None:
+        handle = await LocalClient().get(the_sandbox())
+        result = await handle.shell(script, timeout=60)
+        assert result.ok, result
+
+    asyncio.run(run())
+
+
 def kill_the_sandbox() -> None:
     for record in Records().list("local"):
         asyncio.run(LocalClient().remove(record.name))

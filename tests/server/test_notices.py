@@ -16,7 +16,7 @@ from tests.helpers.waiting import wait_until
 from tests.kernels.live import PATIENCE
 
 from .conftest import StartServer
-from .running import TOKEN, JupyterServer, Tab, kill_the_sandbox, open_notebook
+from .running import TOKEN, JupyterServer, Tab, in_the_sandbox, kill_the_sandbox, open_notebook
 
 
 class Events:
@@ -104,8 +104,9 @@ def test_why_a_kernel_died_while_nothing_ran(server: JupyterServer) -> None:
     assert said.endswith("The next kernel starts in a new one, with the files of the last save.")
 
     assert tab.run("1") == ""
-    tab.begin("import os, time; time.sleep(2); os._exit(5)")
+    tab.begin("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nos._exit(5)")
     tab.close()
+    in_the_sandbox("touch go")
     wait_until(lambda: "died: exit code 5" in server.log, "the second death")
     other = Tab(server, tab.kernel_id)
     request = other.begin("print('again')")

@@ -18,7 +18,7 @@ from tests.kernels.conftest import KernelStarter
 from tests.kernels.other_process import attach
 
 from .conftest import StartServer
-from .running import JupyterServer, Tab
+from .running import JupyterServer, Tab, in_the_sandbox, the_sandbox
 
 LINES = 600
 PRINTING = f"""
@@ -71,19 +71,6 @@ def test_three_kernels_survive(server: JupyterServer, signum: signal.Signals) ->
     assert len(busy.doubles()) <= (1 if signum == signal.SIGKILL else 0), busy.doubles()
 
 
-async def in_sandbox(sandbox: str, script: str) -> str:
-    """Run something in a sandbox past its kernel and its server."""
-    handle = await LocalClient().get(sandbox)
-    result = await handle.shell(script, timeout=60)
-    assert result.ok, result
-    return result.stdout
-
-
-def the_sandbox() -> str:
-    [record] = Records().list("local")
-    return record.name
-
-
 @pytest.mark.slow
 def test_a_cell_that_ends_without_a_server(server: JupyterServer) -> None:
     """The client that comes back gets its output, and how it ended."""
@@ -98,7 +85,7 @@ def test_a_cell_that_ends_without_a_server(server: JupyterServer) -> None:
     server.end(signal.SIGKILL)
     tab.drain()
     script = "touch go; until [ -e gone ]; do sleep 0.05; done"
-    asyncio.run(in_sandbox(the_sandbox(), script))
+    in_the_sandbox(script)
     server.start()
     tab.connect()
     reply = tab.until_done(cell)
