@@ -6,14 +6,19 @@ import argparse
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.settings import BOOLEAN, settings_of
 from sandbox_kernel.spec import FORMER_VOLUME, NOTEBOOK, SETTINGS, KernelConfiguration, SandboxSpec
 
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.workspace.reports import Quota
+
 Commands = Any  # argparse has no public name for what add_subparsers gives
+Run = Callable[[argparse.Namespace], "int | None"]
+"""Does a command, and gives its exit code; None is 0."""
 SANDBOX_HELP = "the sandbox, as `ps` shows it: its name, the beginning of it, or its notebook"
 _SETTING = "setting_"
 _WORKSPACE, _VOLUME = SETTINGS["workspace"].variable, SETTINGS["volume"].variable
@@ -22,7 +27,7 @@ _WORKSPACE, _VOLUME = SETTINGS["workspace"].variable, SETTINGS["volume"].variabl
 def add_command(
     commands: Commands,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    run: Run,
     *,
     usage: str | None = None,
     takes_command: bool | None = None,
@@ -53,10 +58,15 @@ def add_command(
     return made
 
 
-def add_group(commands: Commands, name: str, run: Callable[[argparse.Namespace], int]) -> Commands:
-    """A command that only has commands of its own; they are added to the result."""
-    parser = add_command(commands, name, run)
+def add_group(commands: Commands, name: str, about: Run) -> Commands:
+    """A command that only has commands of its own; they are added to the result. Of ``about``, only
+    the docstring is used."""
+    parser = add_command(commands, name, about)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def add_flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:  # noqa: A002
+    parser.add_argument(*names, action="store_true", help=help)
 
 
 def add_sandbox(parser: argparse.ArgumentParser, *, several: str = "") -> None:
@@ -85,6 +95,26 @@ def add_json(parser: argparse.ArgumentParser, *, quiet: bool = False) -> None:
 def add_timeout(parser: argparse.ArgumentParser, default: float | None = None) -> None:
     text = f"end it after this long (default: {default:g})" if default else "end it after this long"
     parser.add_argument("--timeout", type=_seconds, default=default, metavar="SECONDS", help=text)
+
+
+def add_quota(parser: argparse.ArgumentParser) -> None:
+    """How much a command may copy; ``quota_of`` reads it."""
+    parser.add_argument("--max-files", type=positive, metavar="N", help="default: 500,000")
+    parser.add_argument("--max-bytes", type=positive, metavar="N", help="default: 20 GiB")
+
+
+def quota_of(arguments: argparse.Namespace) -> Quota:
+    from sandbox_kernel.workspace.reports import Quota  # lazy: start-up time
+
+    given = {"max_files": arguments.max_files, "max_bytes": arguments.max_bytes}
+    return Quota(**{key: value for key, value in given.items() if value is not None})
+
+
+def positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return number
 
 
 def _seconds(text: str) -> float:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.cli import main, progress
+from sandbox_kernel.cli import main
+from sandbox_kernel.cli.formatting import ProgressLine
 from sandbox_kernel.workspace import Progress
 
 from .running import Cli
@@ -147,8 +148,8 @@ def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) ->
     """One line, which is gone in the end."""
     for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stderr)
-        with progress.shown() as line:
+        with ProgressLine() as line:
             line.files(Progress("scan", 12, 34_000_000))
-            line.files(Progress("scan", 13, 35_000_000))  # too soon to be told
+            line.files(Progress("scan", 13, 35_000_000))  # too soon to be shown
         said = stderr.getvalue()
         assert said == ("\r12 files, 34 MB\r               \r" if shown else "")

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         raise no_backend(unknown[0])
     asked = arguments.backends or backend_names()
-    found = foreground.run(_diagnose_all(asked))
+    found = dict(zip(asked, foreground.run(_diagnose_all(asked)), strict=True))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
     if arguments.json:
         checks = {name: [asdict(check) for check in found[name]] for name in asked}
@@ -64,9 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(works.get(backend, False) for backend in needed) else 1
 
 
-async def _diagnose_all(backends: Sequence[str]) -> dict[str, Sequence[Diagnosis]]:
-    found = await asyncio.gather(*(diagnose(backend) for backend in backends))
-    return dict(zip(backends, found, strict=True))
+async def _diagnose_all(backends: Sequence[str]) -> list[Sequence[Diagnosis]]:
+    return await asyncio.gather(*map(diagnose, backends))
 
 
 def _print(check: Diagnosis) -> None:

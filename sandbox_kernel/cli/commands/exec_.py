@@ -23,13 +23,8 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "exec", run, usage=usage, takes_command=True, bare=True)
     add_sandbox(parser)
     add_timeout(parser)
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set an environment variable; may be repeated",
-    )
+    about = "set an environment variable; may be repeated"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help=about)
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
     usage = "NAME [[--] CMD [ARGS...]]"
     add_sandbox(add_command(commands, "shell", shell, usage=usage, takes_command=False, bare=True))

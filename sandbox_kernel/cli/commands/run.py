@@ -15,6 +15,7 @@ from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import (
     Commands,
     add_command,
+    add_flag,
     add_sandbox_settings,
     add_timeout,
     configured,
@@ -35,7 +36,7 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", run, usage=usage, takes_command=True, bare=True)
     add_timeout(parser)
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
-    parser.add_argument("-t", "--tty", action="store_true", help="with a terminal, as `shell`")
+    add_flag(parser, "-t", "--tty", help="with a terminal, as `shell`")
     add_sandbox_settings(parser)
 
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 from sandbox_kernel.cli.commands.workspace.arguments import (
     AT_HELP,
     MOST_PROBLEMS,
-    add_quota,
     add_workspace_command,
     open_store,
-    quota_of,
-    shown_path,
 )
 from sandbox_kernel.cli.commands.workspace.history import save_facts
-from sandbox_kernel.cli.formatting import note, print_json
-from sandbox_kernel.cli.options import Commands
+from sandbox_kernel.cli.formatting import ProgressLine, note, print_json, shown_path
+from sandbox_kernel.cli.options import Commands, add_flag, add_quota, quota_of
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
@@ -29,11 +26,34 @@ if TYPE_CHECKING:  # lazy: start-up time
 _TYPES = {"f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "h": stat.S_IFREG}
 
 
-def add_files(commands: Commands) -> None:
+def add(commands: Commands) -> None:
     add_workspace_command(commands, "files", _files, at=AT_HELP, json=True)
+    parser = add_workspace_command(commands, "show", _show, at=AT_HELP, json=True)
+    parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
+    parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
+    parser.add_argument("folder", metavar="FOLDER", help="created if missing")
+    add_flag(parser, "--overwrite", help="files changed there, too")
+    add_flag(
+        parser,
+        "--hidden",
+        help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
+        ".bashrc), Python environments",
+    )
+    about = "move files to a trash folder that exports made here and the sandbox has deleted"
+    add_flag(parser, "--delete", help=about)
+    about = "with --delete: also files that came from this folder, if unchanged here"
+    add_flag(parser, "--delete-imported", help=about)
+    add_quota(parser)
+    parser = add_workspace_command(commands, "import", _import)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
+    )
+    parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
+    add_quota(parser)
 
 
-def _files(arguments: argparse.Namespace) -> int:
+def _files(arguments: argparse.Namespace) -> None:
     """List the files of a save.
 
     examples:
@@ -46,10 +66,9 @@ def _files(arguments: argparse.Namespace) -> int:
         names = {"path", "kind", "mode", "mtime_ns", "size", "target"}
         everything = ({"path": path, "mtime_ns": e.mtime, **e._asdict()} for path, e in found)
         print_json([{key: one[key] for key in one if key in names} for one in everything])
-        return 0
-    for path, entry in found:
-        print(_listed(path, entry))
-    return 0
+    else:
+        for path, entry in found:
+            print(_listed(path, entry))
 
 
 def _listed(path: str, entry: Entry) -> str:
@@ -63,12 +82,7 @@ def _listed(path: str, entry: Entry) -> str:
     return f"{mode} {entry.size:>12} {when} {shown_path(path)}{sign}{shown_path(entry.target)}"
 
 
-def add_show(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "show", _show, at=AT_HELP, json=True)
-    parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
-
-
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     """Show the facts about a save, or the contents of one of its files.
 
     examples:
@@ -83,13 +97,13 @@ def _show(arguments: argparse.Namespace) -> int:
         facts = save_facts(save)
         if arguments.json:
             print_json(facts)
-            return 0
+            return
         facts.pop("problems")
         for key, value in facts.items():
             print(f"{key + ':':12} {printable(str(value))}".rstrip())
         for problem in list(save.problems)[:MOST_PROBLEMS]:
             print(f"{'problem:':12} {printable(problem)}")
-        return 0
+        return
     store.check(save)
     root = bytes.fromhex(save.root)
     entry = store.lookup(root, arguments.path)
@@ -101,7 +115,6 @@ def _show(arguments: argparse.Namespace) -> int:
             f"`sandbox-kernel workspace files {arguments.name}` lists them."
         )
     _print_file(store, entry)
-    return 0
 
 
 def _print_file(store: Store, entry: Entry) -> None:
@@ -121,30 +134,7 @@ def _print_zeros(count: int) -> None:
         count -= 2**20
 
 
-def add_export(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
-    parser.add_argument("folder", metavar="FOLDER", help="created if missing")
-    parser.add_argument("--overwrite", action="store_true", help="files changed there, too")
-    parser.add_argument(
-        "--hidden",
-        action="store_true",
-        help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
-        ".bashrc), Python environments",
-    )
-    parser.add_argument(
-        "--delete",
-        action="store_true",
-        help="move files to a trash folder that exports made here and the sandbox has deleted",
-    )
-    parser.add_argument(
-        "--delete-imported",
-        action="store_true",
-        help="with --delete: also files that came from this folder, if unchanged here",
-    )
-    add_quota(parser)
-
-
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     """Write the files of a save to a folder.
 
     Only files that the sandbox has changed are written. If files in the folder have changed
@@ -154,10 +144,9 @@ def _export(arguments: argparse.Namespace) -> int:
       sandbox-kernel workspace export demo ./results
       sandbox-kernel workspace export demo . --at 20260101t12
     """
-    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.exports import export
 
-    with progress.shown() as line:
+    with ProgressLine() as line:
         report = export(
             open_store(arguments),
             arguments.name,
@@ -178,32 +167,20 @@ def _export(arguments: argparse.Namespace) -> int:
         note(f"Left out: {problem}")
     if report.trash:
         note(f"Replaced and deleted files are in {report.trash}")
-    return 0
 
 
-def add_import(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "import", _import)
-    parser.add_argument("folder", metavar="FOLDER")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
-    )
-    parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
-    add_quota(parser)
-
-
-def _import(arguments: argparse.Namespace) -> int:
+def _import(arguments: argparse.Namespace) -> None:
     """Make a save from a folder.
 
     examples:
       sandbox-kernel workspace import demo ./data
       sandbox-kernel workspace import demo . --only '*.csv'
     """
-    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.imports import import_folder
     from sandbox_kernel.workspace.reports import UploadPolicy
 
     policy = UploadPolicy("globs", tuple(arguments.only)) if arguments.only else None
-    with progress.shown() as line:
+    with ProgressLine() as line:
         report = import_folder(
             open_store(arguments),
             arguments.name,
@@ -217,4 +194,3 @@ def _import(arguments: argparse.Namespace) -> int:
         note(f"Left out: {printable(problem)}")
     note(str(report))
     print(report.save.id)
-    return 0
