@@ -133,13 +133,9 @@ class EgressPolicy:
         if len(self.rules) > MAX_RULES:
             raise SpecError(f"egress has {len(self.rules)} rules; the limit is {MAX_RULES}.")
 
-    @property
-    def deny_all(self) -> bool:
-        """No request can pass, so the sandbox needs no network."""
-        return self.default == DENY and all(rule.action == DENY for rule in self.rules)
-
     def __bool__(self) -> bool:
-        return not self.deny_all
+        """False if no request can pass, so that the sandbox needs no network."""
+        return self.default == ALLOW or any(rule.action == ALLOW for rule in self.rules)
 
     def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
         """``allow`` or ``deny`` for one request, rate limits aside."""

@@ -7,7 +7,6 @@ ask ``where`` before they act on them.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Mapping
@@ -19,11 +18,6 @@ Where = Literal["here", "before", "elsewhere"]
 
 def here() -> dict[str, str]:
     """This place, for a record."""
-    return dict(_here(os.getpid()))
-
-
-@functools.lru_cache(maxsize=1)
-def _here(pid: int) -> Mapping[str, str]:
     return {
         "host": socket.gethostname(),
         "machine": _read("/etc/machine-id"),

@@ -12,11 +12,11 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.errors import SandboxError, SandboxNotFound
+from sandbox_kernel.errors import SandboxError, SandboxNotFound, SandboxTimeout
 from sandbox_kernel.tunnel.background import submit
 from sandbox_kernel.untrusted_text import printable
 
@@ -83,6 +83,20 @@ async def _supervise(
     if caught and (task.cancelled() or not task.done()):
         raise Interrupted(caught[0], at_once=not task.done())
     return task.result()
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float | None, problem: str) -> AsyncIterator[None]:
+    """A time limit for the block: SandboxTimeout with this message, unless the block itself has
+    raised one, which says more."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise SandboxTimeout(problem) from None
 
 
 @contextlib.contextmanager

@@ -69,13 +69,12 @@ def add_flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:  
     parser.add_argument(*names, action="store_true", help=help)
 
 
-def add_sandbox(parser: argparse.ArgumentParser, *, several: str = "") -> None:
-    """The name of a sandbox, or ``names`` of several (``+`` or ``*``), and their backend."""
-    if several:
-        default = " (default: all)" if several == "*" else ""
-        parser.add_argument("names", nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
-    else:
-        parser.add_argument("name", metavar="NAME", help=SANDBOX_HELP)
+def add_sandbox(
+    parser: argparse.ArgumentParser, *, several: str | None = None, default: str = ""
+) -> None:
+    """The ``name`` of a sandbox, or ``names`` of several (``+`` or ``*``), and their backend."""
+    dest = "names" if several else "name"
+    parser.add_argument(dest, nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
     add_which_backend(parser)
 
 

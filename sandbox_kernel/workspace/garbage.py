@@ -195,8 +195,9 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     for name in looked_at:
         on_pack(name)
         try:
-            whole.update(hash_ for hash_, _ in store.packs.records(name))
-            report.problems += store.packs.check(name)
+            records = list(store.packs.records(name))
+            whole.update(hash_ for hash_, _ in records)
+            report.problems += store.packs.check(name, records)
         except FileNotFoundError:
             continue  # deleted by gc
         except SandboxError as error:

@@ -97,7 +97,7 @@ class Scanned:
 def scan_folder(
     store: Store,
     path: str,
-    policy: UploadPolicy | None = None,
+    policy: UploadPolicy | None,
     quota: Quota | None = None,
     progress: OnProgress = lambda progress: None,
     *,

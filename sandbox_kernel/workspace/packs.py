@@ -229,21 +229,15 @@ class Packs:
             raise self._damaged(location.pack, f"object {hash_.hex()} has another SHA-256")
         return Stored(hash_, location.codec, data, plain)
 
-    def check(self, name: str) -> list[str]:
-        """Read a whole pack; the problems found."""
-        problems = []
-        try:
-            records = list(self.records(name))
-            data = memoryview(self._blobs.get(pack_path(name)))
-        except StoreDamaged as error:
-            return [str(error)]
+    def check(self, name: str, records: Iterable[tuple[bytes, Location]]) -> Iterator[str]:
+        """Read a whole pack with these ``records``; the problems found."""
+        data = memoryview(self._blobs.get(pack_path(name)))
         for hash_, location in records:
             try:
                 part = data[location.offset : location.offset + location.stored]
                 self._verified(hash_, location, part)
             except StoreDamaged as error:
-                problems.append(str(error))
-        return problems
+                yield str(error)
 
     def moved(self, names: Iterable[str]) -> None:
         """Find objects in these packs from now on, where gc has copied them."""
@@ -265,7 +259,6 @@ class PackWriter:
     After an error, the packs already written are garbage."""
 
     def __init__(self, blobs: Blobs, packs: Packs) -> None:
-        self.names: list[str] = []
         self.elsewhere: set[str] = set()
         """Packs with objects that need not be added."""
         self.plain_bytes = 0
@@ -277,7 +270,12 @@ class PackWriter:
         self._name = _new_name()
         self._pool = Workers(1)
         self._writing: Future[None] | None = None
-        self._written: list[tuple[str, list[tuple[bytes, Location]]]] = []
+        self._written: dict[str, list[tuple[bytes, Location]]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The new packs."""
+        return list(self._written)
 
     def add(
         self, kind: int, hash_: bytes, codec: int, data: bytes | memoryview, plain: int
@@ -308,7 +306,7 @@ class PackWriter:
                 self._flush()
             if self._writing is not None:
                 self._writing.result()
-        for name, records in self._written:
+        for name, records in self._written.items():
             self._packs._add(name, records)
 
     def _flush(self) -> None:
@@ -320,8 +318,7 @@ class PackWriter:
         parts, name = [*self._parts, index, footer], self._name
         if self._writing is not None:
             self._writing.result()
-        self._written.append((name, self._records))
-        self.names.append(name)
+        self._written[name] = self._records
         self._writing = self._pool.submit(self._blobs.put, pack_path(name), *parts)
         self._parts, self._size, self._records = [MAGIC], len(MAGIC), []
         self._name = _new_name()

@@ -107,27 +107,23 @@ def parse_tree(data: bytes | memoryview) -> tuple[list[Entry], list[bytes]]:
 
 def entries_of(read: Read, tree: bytes) -> list[Entry]:
     """All entries of a folder, sorted, each name once."""
-    found, pages = parse_tree(read(tree))
-    entries: list[Entry] = []
-    _append(entries, found)
+    entries, pages = parse_tree(read(tree))
+    _check_order(entries)
     for page in pages:
         found, inner = parse_tree(read(page))
         if inner:
             raise WorkspaceRefused("Invalid tree: an index of indexes.")
-        _append(entries, found)  # at once: an index may name one page many times
+        _check_order([*entries[-1:], *found])  # at once: an index may name one page many times
+        entries += found
     return entries
 
 
-def _append(entries: list[Entry], more: list[Entry]) -> None:
-    before = name_bytes(entries[-1].name) if entries else b""
-    for entry in more:
-        name = name_bytes(entry.name)
+def _check_order(entries: list[Entry]) -> None:
+    for before, name in itertools.pairwise(name_bytes(entry.name) for entry in entries):
         if name <= before:
             raise WorkspaceRefused(
-                f"Invalid tree: names doubled or out of order ({printable(entry.name)!r})."
+                f"Invalid tree: names doubled or out of order ({printable(name_text(name))!r})."
             )
-        before = name
-    entries += more
 
 
 def totals_of(

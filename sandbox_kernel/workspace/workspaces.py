@@ -274,13 +274,13 @@ def check_workspace_name(name: str) -> str:
     return check_name(name, "A workspace name")
 
 
-def name_for_notebook(path: str, scope: str = "") -> str:
-    """The default workspace of a notebook: readable, and unique to path and scope, such as
+def name_for_notebook(path: str) -> str:
+    """The default workspace of a notebook: readable, and unique to its path, such as
     ``work-demo-3f2a9c41``."""
     plain = unicodedata.normalize("NFKD", path.removesuffix(NOTEBOOK))
     plain = plain.encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[-_LONGEST_SLUG:].strip("-")
-    identity = f"{scope}\0{path}".encode("utf-8", "surrogateescape")
+    identity = f"\0{path}".encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(identity).hexdigest()[:8]
     return check_workspace_name(f"{slug or 'notebook'}-{digest}")
 

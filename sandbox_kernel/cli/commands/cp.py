@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.foreground import within
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import (
     Commands,
@@ -21,7 +22,7 @@ from sandbox_kernel.cli.options import (
     add_which_backend,
     quota_of,
 )
-from sandbox_kernel.errors import ExecFailed, SandboxTimeout
+from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.guest import copy_stream
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
@@ -79,19 +80,15 @@ async def _copy(
 ) -> None:
     name, path = source or target or ("", "")
     async with sandbox(name, arguments.backend) as (_, handle):
-        try:
-            async with asyncio.timeout(arguments.timeout):
-                if source:
-                    await _out(handle, path, arguments)
-                else:
-                    await _in(handle, arguments.source, path or ".")
-        except SandboxTimeout:
-            raise
-        except TimeoutError:
-            raise SandboxTimeout(
-                f"The copy from or to sandbox {handle.name!r} did not end within "
-                f"{arguments.timeout:g} s. Give a longer --timeout."
-            ) from None
+        problem = (
+            f"The copy from or to sandbox {handle.name!r} did not end within "
+            f"{arguments.timeout:g} s. Give a longer --timeout."
+        )
+        async with within(arguments.timeout, problem):
+            if source:
+                await _out(handle, path, arguments)
+            else:
+                await _in(handle, arguments.source, path or ".")
 
 
 async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) -> None:
@@ -158,9 +155,6 @@ async def _said(handle: SandboxHandle, stream: ExecStream) -> str:
 
 
 async def _in_time(handle: SandboxHandle, doing: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(doing, PATIENCE)
-    except TimeoutError:
-        raise SandboxTimeout(
-            f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
-        ) from None
+    problem = f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
+    async with within(PATIENCE, problem):
+        return await doing

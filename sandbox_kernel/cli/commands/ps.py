@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     add_flag(parser, "-a", "--all", help="also those that have stopped")
     add_json(parser, quiet=True)
     parser = add_command(commands, "stats", stats)
-    add_sandbox(parser, several="*")
+    add_sandbox(parser, several="*", default=" (default: all)")
     add_flag(parser, "-f", "--follow", help="repeat until Ctrl-C")
     add_json(parser)
 
