@@ -29,8 +29,7 @@ PARTS = {
     "deny": "a rule that denies",
     "default": "the default action allow",
 }
-"""What a rule or policy may ask for beyond "allow this host". Capabilities.egress_parts names those
-that a backend enforces."""
+"""What rules may ask for beyond "allow this host". Capabilities.egress_parts: what is enforced."""
 
 _FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""

@@ -28,8 +28,7 @@ def here() -> dict[str, str]:
 
 def where(place: Mapping[str, Any]) -> Where:
     """Whether a record's processes are ``here``, ended with an earlier boot of this host
-    (``before``), or belong to another place (``elsewhere``). A record of an earlier version, which
-    does not say, counts as made here."""
+    (``before``), or belong to another place. Records of earlier versions have no place: here."""
     ours = here()
     same = {key: place.get(key) == ours[key] for key in ours}
     if not place or (same["boot"] and same["pids"]):

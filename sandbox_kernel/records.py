@@ -118,8 +118,8 @@ class Records:
             ) from None
 
     def current(self, record: Record) -> Record | None:
-        """A sandbox's record as it is on disk now; None if the sandbox was removed, also if
-        another one has its name since."""
+        """The record as it is on disk now; None if the sandbox was removed, or replaced by another
+        of its name."""
         folder = Path(record.folder) if record.folder else self._folder(record.backend)
         try:
             found = self._read(folder / f"{check_name(record.name)}.json")
@@ -186,8 +186,8 @@ def _text(record: Record) -> str:
 
 
 def _write_in_place(path: Path, text: str) -> bool:
-    """On a disk that is full: replace a record by one that has room in its file. False if it has
-    not. Not atomic, but for a crash of the machine: it is a single write."""
+    """On a full disk: replace a record by one that fits into its file. False if it does not. A
+    single write, so only a crash of the machine can cut it."""
     data = text.rstrip().encode()
     with path.open("r+b", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size

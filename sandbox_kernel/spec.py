@@ -83,10 +83,6 @@ def _upload(value: Any) -> str | tuple[str, ...]:
     raise ValueError(f"is 'none', 'folder' or a list of globs, not {value!r}")
 
 
-def _random_name() -> str:
-    return f"sandbox-{_secrets.token_hex(4)}"
-
-
 _enforced = partial(setting, needs=ITSELF)
 _for_notebooks = partial(setting, only_for="provisioner")
 _MIB, _COUNT = number(int, "MIB"), number(int, "N")
@@ -102,7 +98,9 @@ class SandboxSpec:
     """
 
     name: str = setting(
-        _random_name, "name of the sandbox (default: a random one)", _name("A sandbox name")
+        lambda: f"sandbox-{_secrets.token_hex(4)}",
+        "name of the sandbox (default: a random one)",
+        _name("A sandbox name"),
     )
     image: str | None = _enforced(
         None,

@@ -87,8 +87,7 @@ async def _supervise(
 
 @contextlib.asynccontextmanager
 async def within(seconds: float | None, problem: str) -> AsyncIterator[None]:
-    """A time limit for the block: SandboxTimeout with this message, unless the block itself has
-    raised one, which says more."""
+    """Limit the time of a block: SandboxTimeout with this message if it takes longer."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -133,9 +132,8 @@ def each(
     *,
     absent: str = "",
 ) -> int:
-    """Call ``do`` with each sandbox's name and backend in turn, and print the names where it
-    worked; gives the exit code. A missing sandbox is a failure, unless ``absent`` says why it is
-    none."""
+    """Call ``do`` with each sandbox's name and backend in turn, print the names where it worked,
+    and return the exit code. With ``absent``, a remark, a missing sandbox is no failure."""
     failed = False
     for name, backend in sandboxes:
         try:

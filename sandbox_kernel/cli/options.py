@@ -59,8 +59,7 @@ def add_command(
 
 
 def add_group(commands: Commands, name: str, about: Run) -> Commands:
-    """A command that only has commands of its own; they are added to the result. Of ``about``, only
-    the docstring is used."""
+    """A command that only has commands of its own, added to the result; ``about`` has its help."""
     parser = add_command(commands, name, about)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -130,8 +129,7 @@ _seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
 
 
 def add_settings(parser: argparse.ArgumentParser, *, of: type, leave_out: str = "") -> None:
-    """One option for each setting of SandboxSpec or KernelConfiguration but ``leave_out``;
-    ``given_settings`` reads them."""
+    """An option for each setting of a class but ``leave_out``; ``given_settings`` reads them."""
     group = parser.add_argument_group(
         "the sandbox" if of is SandboxSpec else "the kernel and its files",
         "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
@@ -180,8 +178,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def configured(
     arguments: argparse.Namespace, config: Mapping[str, Any], default_name: str
 ) -> KernelConfiguration:
-    """The settings in force for a new sandbox: options win over the environment, which wins over
-    ``config``."""
+    """The settings of a new sandbox: options win over the environment, that over ``config``."""
     options = given_settings(arguments)
     if arguments.backend:
         options["backend"] = arguments.backend

@@ -23,8 +23,7 @@ Lookup = Callable[[str], "list[str]"]
 
 @dataclass
 class Guard:
-    """The guard of one export: of ``entries`` to a host folder. ``hidden`` lets everything pass but
-    this package's own folders."""
+    """Guards an export of ``entries``; with ``hidden``, only this package's own folders."""
 
     folder: HostFolder
     entries: Mapping[str, Entry]

@@ -342,8 +342,7 @@ class _Export:
 
     @contextlib.contextmanager
     def _each(self, path: str) -> Iterator[None]:
-        """A mirror skips a file that it cannot write, and goes on: the next baseline must have the
-        files that it wrote."""
+        """A mirror skips a file that it cannot write: the baseline must have those it wrote."""
         try:
             yield
         except OSError as error:

@@ -181,7 +181,6 @@ def _rewrite(store: Store, items: Sequence[tuple[bytes, Location]]) -> None:
         for stored in store.packs.read_many(kinds):
             data = bytes(stored.data)
             writer.add(kinds[stored.hash], stored.hash, stored.codec, data, len(stored.plain))
-    store.packs.moved(writer.names)
 
 
 def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None) -> VerifyReport:

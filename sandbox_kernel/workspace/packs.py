@@ -90,8 +90,7 @@ class Packs:
         return {name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)}
 
     def refresh(self, present: set[str] | None = None) -> bool:
-        """Forget packs that are not ``present`` (by default: in the store) any more. Whether there
-        were any."""
+        """Forget packs that are not ``present`` (default: in the store). Whether there were any."""
         present = self.names() if present is None else present
         with self._lock:
             gone = self._loaded - present
@@ -116,14 +115,16 @@ class Packs:
             with Workers(min(16, len(wanted))) as pool:
                 for name, records in zip(wanted, pool.map(self._read_index, wanted), strict=True):
                     if records is not None:
-                        self._add(name, records)
+                        self._loaded.add(name)
+                        for hash_, location in records:
+                            if self._index.setdefault(hash_, location).pack in self._doomed:
+                                self._index[hash_] = location
 
-    def _add(self, name: str, records: Iterable[tuple[bytes, Location]]) -> None:
+    def add(self, name: str, records: Iterable[tuple[bytes, Location]]) -> None:
+        """Find the objects of a new pack there from now on; gc copies some from other packs."""
         with self._lock:
             self._loaded.add(name)
-            for hash_, location in records:
-                if self._index.setdefault(hash_, location).pack in self._doomed:
-                    self._index[hash_] = location
+            self._index.update(records)
 
     def _read_index(self, name: str) -> list[tuple[bytes, Location]] | None:
         try:
@@ -171,8 +172,7 @@ class Packs:
         raise self._moving()
 
     def read_many(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
-        """Objects in pack order, each once and verified. Reads large ranges, a little ahead of the
-        caller."""
+        """Objects in pack order, each once and verified. Reads large ranges, a little ahead."""
         left = dict.fromkeys(hashes)
         for _ in range(_LOOKS):
             try:
@@ -239,12 +239,6 @@ class Packs:
             except StoreDamaged as error:
                 yield str(error)
 
-    def moved(self, names: Iterable[str]) -> None:
-        """Find objects in these packs from now on, where gc has copied them."""
-        for name in names:
-            with self._lock:
-                self._index.update(self.records(name))
-
     def delete(self, name: str) -> None:
         self._blobs.delete(pack_path(name))
         self.refresh()
@@ -307,7 +301,7 @@ class PackWriter:
             if self._writing is not None:
                 self._writing.result()
         for name, records in self._written.items():
-            self._packs._add(name, records)
+            self._packs.add(name, records)
 
     def _flush(self) -> None:
         index = b"".join(

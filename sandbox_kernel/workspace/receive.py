@@ -89,8 +89,7 @@ async def persist(
 
 
 def persist_over(talk: Talk, store: Store, save: SaveInfo, folder: str, quota: Quota) -> SaveReport:
-    """Persist over a connection to a helper, and publish ``save``. Blocks. If ``talk`` is
-    cancelled, no save appears."""
+    """Persist over a connection to a helper, and publish ``save``, unless ``talk`` is cancelled."""
     messages = Messages(talk.sock)
     with store.saving():
         for attempt in range(_ATTEMPTS):

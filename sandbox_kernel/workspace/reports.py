@@ -11,8 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Quota:
-    """Limits of one workspace. Holes of sparse files count for an export; for a save they do not,
-    up to a bound (``trees``)."""
+    """Limits of one workspace. Holes count for an export, and for a save beyond a bound."""
 
     max_bytes: int = 20 * 2**30
     max_files: int = 500_000
@@ -30,8 +29,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], object]
-"""Called during a transfer, on the background loop (by ``import_folder`` and ``export``: in the
-caller's thread). Must not block."""
+"""Called on the background loop, or in the caller's thread (import, export). Must not block."""
 
 
 @dataclass(frozen=True)

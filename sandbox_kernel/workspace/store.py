@@ -87,8 +87,7 @@ class Store(Workspaces):
         return self.packs.read(hash_)
 
     def check(self, save: SaveInfo) -> Totals:
-        """Validate all trees of a save; do this before walking them. WorkspaceRefused,
-        StoreDamaged."""
+        """Validate all trees of a save, before a walk. WorkspaceRefused, StoreDamaged."""
         self.packs.load(save.packs)
         catalog = self.catalog(save.workspace)
 
@@ -141,8 +140,7 @@ class Store(Workspaces):
         return {file.removesuffix(".json") for file in self.blobs.names("doomed")}
 
     def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
-        """Within ``saving``, before a save is made: the newest save to build on, and its packs that
-        still exist."""
+        """Within ``saving``: the newest save to build the next one on, and its packs that exist."""
         present = self.packs.names()
         if self.packs.refresh(present) or not present:
             self._look_again()
@@ -160,8 +158,7 @@ class Store(Workspaces):
 
     def publish(self, save: SaveInfo, needs: Collection[str] = ()) -> SaveInfo:
         """Add a save, with a new id; its objects must be in the store. Revives a retired workspace.
-        PacksGone if a pack that it ``needs`` was deleted meanwhile; ``SaveInfo.packs`` is only a
-        hint."""
+        PacksGone if a pack that it ``needs`` was deleted meanwhile."""
         parent = max(self.ids(save.workspace), default="")
         made = replace(
             save,

@@ -38,8 +38,7 @@ Read = Callable[[bytes], bytes]
 MOST_FILES = 10_000_000
 MOST_BYTES = 2**50
 MOST_APPARENT = 64
-"""Apparent size of all files, holes included, as a multiple of the quota: a copy, a backup or a
-checksum reads every hole."""
+"""Times the quota: most bytes of all files, holes included. A copy or backup reads every hole."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -186,7 +185,7 @@ def totals_of(
 def chunks_below(
     read: Read, trees: Iterable[bytes], memory: MutableMapping[bytes, Totals]
 ) -> set[bytes]:
-    """Hashes of all chunks of these trees; but for folders that are in ``memory``."""
+    """Hashes of all chunks of these trees, without those of folders in ``memory``."""
     found: set[bytes] = set()
 
     def learn(entries: Sequence[Entry]) -> None:

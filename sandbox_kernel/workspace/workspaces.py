@@ -186,8 +186,7 @@ class Workspaces:
         self.remove(name)
 
     def retire(self, name: str) -> bool:
-        """The notebook was deleted: hide the workspace, until ``gc`` deletes it after the grace
-        time. False if there is none."""
+        """The notebook was deleted: hide its workspace until ``gc``. False if there is none."""
         if not self.ids(name):
             return False
         self._put(f"workspaces/{name}/retired.json", {"since": time.time()})
@@ -208,8 +207,7 @@ class Workspaces:
         return True
 
     def remove(self, name: str, at: str = "") -> bool:
-        """Delete all saves of a workspace, or one; ``gc`` frees the space. False if there are
-        none."""
+        """Delete one save, or a workspace; ``gc`` frees the space. False if there was none."""
         ids = [self.find(name, at).id] if at else self.ids(name)
         for id_ in ids:
             self._delete_save(name, id_)
@@ -275,8 +273,7 @@ def check_workspace_name(name: str) -> str:
 
 
 def name_for_notebook(path: str) -> str:
-    """The default workspace of a notebook: readable, and unique to its path, such as
-    ``work-demo-3f2a9c41``."""
+    """The workspace of a notebook, named after its path, such as ``work-demo-3f2a9c41``."""
     plain = unicodedata.normalize("NFKD", path.removesuffix(NOTEBOOK))
     plain = plain.encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[-_LONGEST_SLUG:].strip("-")
@@ -286,8 +283,7 @@ def name_for_notebook(path: str) -> str:
 
 
 def new_id(after: str) -> str:
-    """An id for a save. Ids sort by time, and this one behind ``after`` even if the clock went
-    back."""
+    """An id for a save. Ids sort by time, this one behind ``after`` even if the clock went back."""
     now = time.time_ns()
     if after and _format_id(now)[:25] <= after[:25]:
         then = time.strptime(after[:15], "%Y%m%dt%H%M%S")

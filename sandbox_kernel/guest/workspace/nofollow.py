@@ -132,8 +132,7 @@ def pwrite_all(fd: int, data: "bytes | memoryview", offset: int) -> None:
 
 
 def next_data(fd: int, offset: int, size: int) -> int:
-    """Where data begins at or behind an offset of a file; ``size`` if there is a hole up to the
-    end."""
+    """Where a file has data at or behind an offset; ``size`` if there is only a hole."""
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError:

@@ -26,8 +26,7 @@ def add_workspace_command(
     at: str = "",
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command with ``--store``, and NAME, ``--at`` (with this help) and ``--json`` if
-    wanted."""
+    """A command with ``--store``, and with NAME, ``--at`` (with this help) or ``--json``."""
     parser = add_command(commands, command, run)
     parser.add_argument(
         "--store", default="", metavar="URL", help="the store: a folder, or a URL as s3://bucket/x"
