@@ -324,13 +324,13 @@ class _Export:
                     self.trash.put(DELETED, self.target.root.parent(path)[0], path)
                     del self._now[path]
                     deleted.append(path)
-        self.trash.tidy()
         for path, entry in reversed(made):
             fd = self.target.root.folder(path_parts(path))
             os.fchmod(fd, entry.mode & HARMLESS_MODES | 0o700)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
         self._now.update(written)
         self._set_baseline()
+        self.trash.tidy()
         return ExportReport(
             self.save,
             [path for path, _ in written],

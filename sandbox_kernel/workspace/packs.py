@@ -12,6 +12,7 @@ import secrets
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -193,19 +194,19 @@ class Packs:
     def _read_windows(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
         wanted = {hash_: self._find_or_load(hash_) for hash_ in hashes}
         order = sorted(wanted.items(), key=lambda item: (item[1].pack, item[1].offset))
-        windows = list(_windows(order))
+        windows = _windows(order)
         with Workers(_AHEAD) as pool:
-            reads: list[Future[bytes]] = []
-            for number, window in enumerate(windows):
-                while len(reads) < min(number + 1 + _AHEAD, len(windows)):
-                    pack, start, end, _ = windows[len(reads)]
-                    reads.append(
-                        pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
-                    )
-                view = memoryview(reads[number].result())
-                reads[number] = Future()  # free its bytes
-                for hash_, location in window[3]:
-                    at = location.offset - window[1]
+
+            def read(window: Window) -> Future[bytes]:
+                pack, start, end, _ = window
+                return pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
+
+            reads = deque(map(read, windows[:_AHEAD]))
+            for number, (_, start, _, objects) in enumerate(windows, _AHEAD):
+                view = memoryview(reads.popleft().result())
+                reads.extend(map(read, windows[number : number + 1]))
+                for hash_, location in objects:
+                    at = location.offset - start
                     yield self._verified(hash_, location, view[at : at + location.stored])
 
     def _find_or_load(self, hash_: bytes) -> Location:
@@ -329,19 +330,16 @@ def pack_path(name: str) -> str:
 Window = tuple[str, int, int, list[tuple[bytes, Location]]]
 
 
-def _windows(order: Iterable[tuple[bytes, Location]]) -> Iterator[Window]:
+def _windows(order: Iterable[tuple[bytes, Location]]) -> list[Window]:
     """Group neighbours in a pack into single reads: pack, start, end, objects."""
-    current: Window | None = None
+    windows: list[Window] = []
     for hash_, at in order:
         end = at.offset + at.stored
-        if current is not None:
-            pack, start, before, objects = current
-            near = pack == at.pack and at.offset - before <= _GAP and end - start <= _WINDOW
-            if near:
+        if windows:
+            pack, start, before, objects = windows[-1]
+            if pack == at.pack and at.offset - before <= _GAP and end - start <= _WINDOW:
                 objects.append((hash_, at))
-                current = (pack, start, max(before, end), objects)
+                windows[-1] = (pack, start, max(before, end), objects)
                 continue
-            yield current
-        current = (at.pack, at.offset, end, [(hash_, at)])
-    if current is not None:
-        yield current
+        windows.append((at.pack, at.offset, end, [(hash_, at)]))
+    return windows

@@ -112,8 +112,8 @@ def _allocated(folder: int, name: bytes) -> int:
     except FileNotFoundError:
         return 0
     total = 0
-    for _, _, files, here in os.fwalk(b".", dir_fd=fd, follow_symlinks=False):
-        for file in files:
-            total += os.stat(file, dir_fd=here, follow_symlinks=False).st_blocks * 512
-    os.close(fd)
+    with contextlib.closing(Root(fd)):
+        for _, _, files, here in os.fwalk(b".", dir_fd=fd, follow_symlinks=False):
+            for file in files:
+                total += os.stat(file, dir_fd=here, follow_symlinks=False).st_blocks * 512
     return total
