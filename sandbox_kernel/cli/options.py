@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.settings import BOOLEAN, settings_of
 from sandbox_kernel.spec import FORMER_VOLUME, NOTEBOOK, SETTINGS, KernelConfiguration, SandboxSpec
+from sandbox_kernel.suggestions import closest, did_you_mean
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.workspace.reports import Quota
@@ -24,6 +25,81 @@ _SETTING = "setting_"
 _WORKSPACE, _VOLUME = SETTINGS["workspace"].variable, SETTINGS["volume"].variable
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command, with the options that several commands have. Proposes a name for a
+    misspelled one."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(value, list(action.choices))
+            raise argparse.ArgumentError(action, f"{value!r} is unknown. {hint}")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Usage error for words of a command line that the command does not know."""
+        word = unknown[0].partition("=")[0]
+        close = closest(word, self._option_string_actions)
+        if close and word.startswith("-"):
+            self.error(f"there is no option {word}; did you mean {close}?")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}")
+
+    def add_flag(self, *names: str, help: str) -> None:  # noqa: A002
+        self.add_argument(*names, action="store_true", help=help)
+
+    def add_sandbox(self, *, several: str | None = None, default: str = "") -> None:
+        """The ``name`` of a sandbox, or ``names`` of several (``+`` or ``*``), and its backend."""
+        dest = "names" if several else "name"
+        self.add_argument(dest, nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
+        self.add_which_backend()
+
+    def add_which_backend(self) -> None:
+        about = "where the sandbox is, if two backends have that name"
+        self.add_argument("--backend", metavar="BACKEND", help=about)
+
+    def add_json(self, *, quiet: bool = False) -> None:
+        form = self.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print JSON")
+        if quiet:
+            form.add_argument("-q", "--quiet", action="store_true", help="print names only")
+
+    def add_timeout(self, default: float | None = None) -> None:
+        about = "end it after this long" + (f" (default: {default:g})" if default else "")
+        unit = "SECONDS"
+        self.add_argument("--timeout", type=_seconds, default=default, metavar=unit, help=about)
+
+    def add_quota(self) -> None:
+        """How much a command may copy; ``quota_of`` reads it."""
+        self.add_argument("--max-files", type=positive, metavar="N", help="default: 500,000")
+        self.add_argument("--max-bytes", type=positive, metavar="N", help="default: 20 GiB")
+
+    def add_settings(self, *, of: type, leave_out: str = "") -> None:
+        """An option for each setting of a class but ``leave_out``, for ``given_settings``."""
+        group = self.add_argument_group(
+            "the sandbox" if of is SandboxSpec else "the kernel and its files",
+            "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
+        )
+        for setting in settings_of(of).values():
+            kind = setting.kind
+            if setting.name == leave_out:
+                continue
+            if kind is BOOLEAN:
+                how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            else:
+                how = {"metavar": kind.metavar, "action": "append" if kind.several else "store"}
+            group.add_argument(
+                setting.option,
+                dest=_SETTING + setting.name,
+                help=setting.help + ("; may be repeated" if kind.several else ""),
+                **how,
+            )
+
+    def add_sandbox_settings(self) -> None:
+        """The options of a command that makes a sandbox of its own; ``configured`` reads them."""
+        self.add_argument("--backend", metavar="BACKEND", help="default: local")
+        self.set_defaults(reads_settings=True, has_former_volume=True)
+        self.add_settings(of=SandboxSpec)
+        self.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
+
+
 def add_command(
     commands: Commands,
     name: str,
@@ -32,7 +108,7 @@ def add_command(
     usage: str | None = None,
     takes_command: bool | None = None,
     bare: bool = False,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """A parser for one command. Its help is the docstring of ``run``: a summary, details, and
     examples at the end.
 
@@ -41,7 +117,7 @@ def add_command(
     """
     text, _, epilog = inspect.cleandoc(run.__doc__ or "").partition("\n\nexamples:\n")
     summary, _, details = text.partition("\n\n")
-    made: argparse.ArgumentParser = commands.add_parser(
+    made: CommandParser = commands.add_parser(
         name,
         help=f"{summary[:1].lower()}{summary[1:].rstrip('.')}",
         usage=f"sandbox-kernel {name} {usage}" if usage else None,
@@ -62,43 +138,6 @@ def add_group(commands: Commands, name: str, about: Run) -> Commands:
     """A command that only has commands of its own, added to the result; ``about`` has its help."""
     parser = add_command(commands, name, about)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-
-def add_flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:  # noqa: A002
-    parser.add_argument(*names, action="store_true", help=help)
-
-
-def add_sandbox(
-    parser: argparse.ArgumentParser, *, several: str | None = None, default: str = ""
-) -> None:
-    """The ``name`` of a sandbox, or ``names`` of several (``+`` or ``*``), and their backend."""
-    dest = "names" if several else "name"
-    parser.add_argument(dest, nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
-    add_which_backend(parser)
-
-
-def add_which_backend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--backend", metavar="BACKEND", help="where the sandbox is, if two backends have that name"
-    )
-
-
-def add_json(parser: argparse.ArgumentParser, *, quiet: bool = False) -> None:
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    if quiet:
-        form.add_argument("-q", "--quiet", action="store_true", help="print names only")
-
-
-def add_timeout(parser: argparse.ArgumentParser, default: float | None = None) -> None:
-    text = f"end it after this long (default: {default:g})" if default else "end it after this long"
-    parser.add_argument("--timeout", type=_seconds, default=default, metavar="SECONDS", help=text)
-
-
-def add_quota(parser: argparse.ArgumentParser) -> None:
-    """How much a command may copy; ``quota_of`` reads it."""
-    parser.add_argument("--max-files", type=positive, metavar="N", help="default: 500,000")
-    parser.add_argument("--max-bytes", type=positive, metavar="N", help="default: 20 GiB")
 
 
 def quota_of(arguments: argparse.Namespace) -> Quota:
@@ -123,39 +162,6 @@ def _seconds(text: str) -> float:
 
 
 _seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
-
-
-# --- settings
-
-
-def add_settings(parser: argparse.ArgumentParser, *, of: type, leave_out: str = "") -> None:
-    """An option for each setting of a class but ``leave_out``; ``given_settings`` reads them."""
-    group = parser.add_argument_group(
-        "the sandbox" if of is SandboxSpec else "the kernel and its files",
-        "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
-    )
-    for setting in settings_of(of).values():
-        kind = setting.kind
-        if setting.name == leave_out:
-            continue
-        if kind is BOOLEAN:
-            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        else:
-            how = {"metavar": kind.metavar, "action": "append" if kind.several else "store"}
-        group.add_argument(
-            setting.option,
-            dest=_SETTING + setting.name,
-            help=setting.help + ("; may be repeated" if kind.several else ""),
-            **how,
-        )
-
-
-def add_sandbox_settings(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that makes a sandbox of its own; ``configured`` reads them."""
-    parser.add_argument("--backend", metavar="BACKEND", help="default: local")
-    parser.set_defaults(reads_settings=True, has_former_volume=True)
-    add_settings(parser, of=SandboxSpec)
-    parser.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:

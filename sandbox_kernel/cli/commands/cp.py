@@ -13,15 +13,7 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.foreground import within
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import (
-    Commands,
-    add_command,
-    add_flag,
-    add_quota,
-    add_timeout,
-    add_which_backend,
-    quota_of,
-)
+from sandbox_kernel.cli.options import Commands, add_command, quota_of
 from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.guest import copy_stream
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
@@ -39,11 +31,11 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "cp", run, usage="NAME:PATH PATH | PATH NAME:PATH")
     parser.add_argument("source", metavar="SOURCE", help="NAME:PATH, or a path here")
     parser.add_argument("target", metavar="TARGET", help="NAME:PATH, or a path here")
-    add_flag(parser, "-f", "--force", help="replace a file that is here")
-    add_flag(parser, "--hidden", help="also names that begin with a dot")
-    add_timeout(parser, 3600.0)
-    add_quota(parser)
-    add_which_backend(parser)
+    parser.add_flag("-f", "--force", help="replace a file that is here")
+    parser.add_flag("--hidden", help="also names that begin with a dot")
+    parser.add_timeout(3600.0)
+    parser.add_quota()
+    parser.add_which_backend()
 
 
 def run(arguments: argparse.Namespace) -> None:

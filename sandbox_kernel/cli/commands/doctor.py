@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import print_json
-from sandbox_kernel.cli.options import Commands, add_command, add_json
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend, no_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
@@ -25,7 +25,7 @@ _MARKS = {True: "v", False: "x", None: "!"}
 def add(commands: Commands) -> None:
     parser = add_command(commands, "doctor", run)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
-    add_json(parser)
+    parser.add_json()
 
 
 def run(arguments: argparse.Namespace) -> int:

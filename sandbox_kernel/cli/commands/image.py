@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandbox_kernel.cli.foreground import Interrupted
 from sandbox_kernel.cli.formatting import age, note, print_json, table
-from sandbox_kernel.cli.options import Commands, add_command, add_group, add_json
+from sandbox_kernel.cli.options import Commands, add_command, add_group
 from sandbox_kernel.untrusted_text import printable
 
 _NAME_HELP = "as `image list` shows it"
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
     about = "requirements.txt of packages to install, as wheels"
     build.add_argument("--with", dest="requirements", type=Path, metavar="FILE", help=about)
     build.add_argument("--python", metavar="PATH", help="the interpreter, if not python3 on PATH")
-    add_json(add_command(inner, "list", _list), quiet=True)
+    add_command(inner, "list", _list).add_json(quiet=True)
     rm = add_command(inner, "rm", _rm)
     rm.add_argument("names", nargs="+", metavar="NAME", help=_NAME_HELP)
     export = add_command(inner, "export", _export)

@@ -9,14 +9,7 @@ from pathlib import Path
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.doctor import diagnose
 from sandbox_kernel.cli.formatting import note, print_json, table
-from sandbox_kernel.cli.options import (
-    Commands,
-    add_command,
-    add_flag,
-    add_json,
-    add_settings,
-    given_settings,
-)
+from sandbox_kernel.cli.options import Commands, add_command, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -32,18 +25,18 @@ def add(commands: Commands) -> None:
     about = "of the kernel behind -- (default: python)"
     parser.add_argument("--language", metavar="LANGUAGE", default="python", help=about)
     about = "for clients that start kernels without jupyter_client, such as VS Code"
-    add_flag(parser, "--launcher", help=about)
-    add_flag(parser, "--unchecked", help="do not try first whether the backend works here")
+    parser.add_flag("--launcher", help=about)
+    parser.add_flag("--unchecked", help="do not try first whether the backend works here")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="install for this user only")
     about = "install there (default: this Python's environment)"
     place.add_argument("--prefix", metavar="FOLDER", help=about)
-    add_settings(parser, of=KernelConfiguration, leave_out="backend")
+    parser.add_settings(of=KernelConfiguration, leave_out="backend")
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
-    add_settings(parser, of=SandboxSpec, leave_out="name")
+    parser.add_settings(of=SandboxSpec, leave_out="name")
     parser = add_command(commands, "uninstall", uninstall)
     parser.add_argument("name", metavar="NAME", help="the kernel's name, as `list` shows it")
-    add_json(add_command(commands, "list", list_))
+    add_command(commands, "list", list_).add_json()
 
 
 def install(arguments: argparse.Namespace) -> int:

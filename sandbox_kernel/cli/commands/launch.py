@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.options import Commands, add_command, add_sandbox_settings, configured
+from sandbox_kernel.cli.options import Commands, add_command, configured
 from sandbox_kernel.errors import SpecError
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config-file", metavar="FILE", help=about)
     about = "the config itself; every user of this host can see it"
     parser.add_argument("--config", metavar="JSON", help=about)
-    add_sandbox_settings(parser)
+    parser.add_sandbox_settings()
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import asyncio
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
-from sandbox_kernel.cli.options import Commands, add_command, add_flag, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.untrusted_text import printable
 
 INTERVAL = 0.5
@@ -16,10 +16,10 @@ _MARK = 1000
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "logs", run)
-    add_sandbox(parser)
+    parser.add_sandbox()
     about = "only the last N lines (default: all)"
     parser.add_argument("-n", "--tail", type=int, metavar="N", help=about)
-    add_flag(parser, "-f", "--follow", help="print new lines until the sandbox ends")
+    parser.add_flag("-f", "--follow", help="print new lines until the sandbox ends")
 
 
 def run(arguments: argparse.Namespace) -> None:

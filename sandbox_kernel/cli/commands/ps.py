@@ -9,7 +9,7 @@ import time
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.formatting import age, limit, note, print_json, short_path, table, used
-from sandbox_kernel.cli.options import Commands, add_command, add_flag, add_json, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.sandboxes.base import Usage
 from sandbox_kernel.untrusted_text import printable
 
@@ -20,12 +20,12 @@ _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", 
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "ps", run)
-    add_flag(parser, "-a", "--all", help="also those that have stopped")
-    add_json(parser, quiet=True)
+    parser.add_flag("-a", "--all", help="also those that have stopped")
+    parser.add_json(quiet=True)
     parser = add_command(commands, "stats", stats)
-    add_sandbox(parser, several="*", default=" (default: all)")
-    add_flag(parser, "-f", "--follow", help="repeat until Ctrl-C")
-    add_json(parser)
+    parser.add_sandbox(several="*", default=" (default: all)")
+    parser.add_flag("-f", "--follow", help="repeat until Ctrl-C")
+    parser.add_json()
 
 
 def run(arguments: argparse.Namespace) -> None:

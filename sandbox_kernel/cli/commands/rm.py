@@ -13,7 +13,7 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import Commands, add_command, add_flag, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
@@ -23,11 +23,11 @@ from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left")
-    add_sandbox(parser, several="*")
-    add_flag(parser, "-a", "--all", help="all, but for running kernels")
-    add_flag(parser, "-f", "--force", help="unsaved files, and with --all running kernels, too")
+    parser.add_sandbox(several="*")
+    parser.add_flag("-a", "--all", help="all, but for running kernels")
+    parser.add_flag("-f", "--force", help="unsaved files, and with --all running kernels, too")
     about = "those that wait for a stopped server or a killed process, when their files are saved"
-    add_flag(parser, "--left", help=about)
+    parser.add_flag("--left", help=about)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,14 +12,7 @@ import shlex
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import (
-    Commands,
-    add_command,
-    add_flag,
-    add_sandbox_settings,
-    add_timeout,
-    configured,
-)
+from sandbox_kernel.cli.options import Commands, add_command, configured
 from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -34,10 +27,10 @@ _WHY_TIMEOUT = 5.0
 def add(commands: Commands) -> None:
     usage = "[options] [--] CMD [ARGS...]"
     parser = add_command(commands, "run", run, usage=usage, takes_command=True, bare=True)
-    add_timeout(parser)
+    parser.add_timeout()
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
-    add_flag(parser, "-t", "--tty", help="with a terminal, as `shell`")
-    add_sandbox_settings(parser)
+    parser.add_flag("-t", "--tty", help="with a terminal, as `shell`")
+    parser.add_sandbox_settings()
 
 
 def run(arguments: argparse.Namespace) -> int:

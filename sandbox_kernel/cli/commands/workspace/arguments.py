@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from sandbox_kernel.cli.options import Commands, Run, add_command, add_json
+from sandbox_kernel.cli.options import CommandParser, Commands, Run, add_command
 from sandbox_kernel.spec import NOTEBOOK
 
 if TYPE_CHECKING:  # lazy: start-up time
@@ -25,7 +25,7 @@ def add_workspace_command(
     name: bool = True,
     at: str = "",
     json: bool = False,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """A command with ``--store``, and with NAME, ``--at`` (with this help) or ``--json``."""
     parser = add_command(commands, command, run)
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_workspace_command(
     if at:
         parser.add_argument("--at", default="", metavar="SAVE", help=at)
     if json:
-        add_json(parser)
+        parser.add_json()
     return parser
 
 

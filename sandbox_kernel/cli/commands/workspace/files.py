@@ -16,7 +16,7 @@ from sandbox_kernel.cli.commands.workspace.arguments import (
 )
 from sandbox_kernel.cli.commands.workspace.history import save_facts
 from sandbox_kernel.cli.formatting import ProgressLine, note, print_json, shown_path
-from sandbox_kernel.cli.options import Commands, add_flag, add_quota, quota_of
+from sandbox_kernel.cli.options import Commands, quota_of
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
@@ -32,25 +32,24 @@ def add(commands: Commands) -> None:
     parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
     parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
     parser.add_argument("folder", metavar="FOLDER", help="created if missing")
-    add_flag(parser, "--overwrite", help="files changed there, too")
-    add_flag(
-        parser,
+    parser.add_flag("--overwrite", help="files changed there, too")
+    parser.add_flag(
         "--hidden",
         help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
         ".bashrc), Python environments",
     )
     about = "move files to a trash folder that exports made here and the sandbox has deleted"
-    add_flag(parser, "--delete", help=about)
+    parser.add_flag("--delete", help=about)
     about = "with --delete: also files that came from this folder, if unchanged here"
-    add_flag(parser, "--delete-imported", help=about)
-    add_quota(parser)
+    parser.add_flag("--delete-imported", help=about)
+    parser.add_quota()
     parser = add_workspace_command(commands, "import", _import)
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
     )
     parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
-    add_quota(parser)
+    parser.add_quota()
 
 
 def _files(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli.commands.workspace.arguments import add_workspace_command, open_store
 from sandbox_kernel.cli.formatting import age, note, print_json, shown_path, shown_size, table
-from sandbox_kernel.cli.options import Commands, add_flag
+from sandbox_kernel.cli.options import Commands
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.workspace.reports import FailedSave, SaveInfo
@@ -19,7 +19,7 @@ _SIGNS = {"added": "A", "removed": "D", "changed": "M", "meta": "m"}
 
 def add(commands: Commands) -> None:
     parser = add_workspace_command(commands, "list", _list, name=False, json=True)
-    add_flag(parser, "--all", help="include those of deleted notebooks")
+    parser.add_flag("--all", help="include those of deleted notebooks")
     add_workspace_command(commands, "log", _log, json=True)
     parser = add_workspace_command(commands, "diff", _diff, json=True)
     parser.add_argument("before", metavar="A", nargs="?", default="", help="the earlier save")
