@@ -142,7 +142,7 @@ class _Export:
         self._before = self.store.baseline_files(known)
         self._now = dict(self._before)
         self._made, self._replaced = set(known.made), set(known.replaced)
-        after = dict(walk(self.store.read, bytes.fromhex(self.save.root)))
+        after = dict(walk(self.store.read, self.save.tree))
         if self.target.folds_names():
             refuse_collisions(after)
         self._after = plain(after.items())
@@ -352,7 +352,7 @@ class _Export:
             self._replaced.discard(path)
 
     def _set_baseline(self) -> None:
-        root = bytes.fromhex(self.save.root)
+        root = self.save.tree
         if self._now != self._after:
             root, _ = add_tree(self.store, self._now)
         made, replaced = (

@@ -206,8 +206,8 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     memory: dict[bytes, Totals] = {}
     for workspace, id_ in saves:
         try:
-            root = bytes.fromhex(store.load(workspace, id_).root)
-            missing = chunks_below(store.read, [root], memory) - whole
+            save = store.load(workspace, id_)
+            missing = chunks_below(store.read, [save.tree], memory) - whole
         except WorkspaceNotFound:
             continue  # deleted or moved
         except SandboxError as error:

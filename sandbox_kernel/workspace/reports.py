@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Hash = bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class SaveInfo:
     def planned(cls, workspace: str, backend: str = "", sandbox: str = "", **more: Any) -> SaveInfo:
         """A save that ``Store.publish`` has yet to complete."""
         return cls("", workspace, "", 0.0, backend=backend, sandbox=sandbox, **more)
+
+    @property
+    def tree(self) -> Hash:
+        """The root, as the functions of ``trees`` take it."""
+        return bytes.fromhex(self.root)
 
 
 @dataclass(frozen=True)

@@ -100,15 +100,14 @@ def hydrate_over(
         messages, store, sandbox, save.workspace, save, None, _UNBOUNDED, talk.progress
     )
     found = receiver.run(folder)
-    root = bytes.fromhex(save.root)
-    if found.root == root:
+    if found.root == save.tree:
         return HydrateReport(save, 0, 0, messages.sent, time.monotonic() - started)
     plan = make_plan(
-        receiver.read, found.root, store.read, root, exact=exact, links=totals.links > 0
+        receiver.read, found.root, store.read, save.tree, exact=exact, links=totals.links > 0
     )
     sender = Sender(messages, store, sandbox, save, talk.progress)
     tree, files, deleted, problems = sender.run(plan)
-    if exact and tree != root:
+    if exact and tree != save.tree:
         problems.append("the files in the sandbox are not exactly those of the save")
     seconds = time.monotonic() - started
     return HydrateReport(save, files, deleted, messages.sent, seconds, problems)

@@ -95,17 +95,16 @@ class Store(Workspaces):
             catalog.trees.add(hash_)
             return self.read(hash_)
 
-        root = bytes.fromhex(save.root)
-        return totals_of(read, root, catalog.totals, on_entries=catalog.learn)
+        return totals_of(read, save.tree, catalog.totals, on_entries=catalog.learn)
 
     def files(self, save: SaveInfo) -> Iterator[tuple[str, Entry]]:
         """Every path of a save, folders before their contents."""
         self.check(save)
-        return walk(self.read, bytes.fromhex(save.root))
+        return walk(self.read, save.tree)
 
-    def lookup(self, root: bytes, path: str) -> Entry | None:
-        """One entry of a tree, by its path."""
-        entry: Entry | None = Entry("", "d", tree=root)
+    def lookup(self, save: SaveInfo, path: str) -> Entry | None:
+        """One entry of a save, by its path."""
+        entry: Entry | None = Entry("", "d", tree=save.tree)
         for part in path.split("/"):
             if entry is None or entry.kind != "d":
                 return None
@@ -117,8 +116,7 @@ class Store(Workspaces):
         for save in (before, after):
             if save is not None:
                 self.check(save)
-        old = bytes.fromhex(before.root) if before is not None else b""
-        return list(changes(self.read, old, bytes.fromhex(after.root)))
+        return list(changes(self.read, before.tree if before is not None else b"", after.tree))
 
     def baseline_files(self, baseline: Baseline) -> dict[str, Entry]:
         """The entries of a baseline by path, with hard links as separate files."""
@@ -235,7 +233,7 @@ class Store(Workspaces):
             return True
         try:
             self.packs.load()
-            chunks = chunks_below(self.read, [bytes.fromhex(save.root)], {})
+            chunks = chunks_below(self.read, [save.tree], {})
         except StoreDamaged:
             return False
         whole = all(self.packs.find(hash_) is not None for hash_ in chunks)

@@ -41,7 +41,7 @@ def update_from_folder(
         before = store.baseline_files(known)
         found = scan_folder(store, path, policy, before=before, taken=known.taken)
         work = _Update(
-            dict(walk(store.read, bytes.fromhex(latest.root))),
+            dict(walk(store.read, latest.tree)),
             before,
             plain(walk(store.read, found.root)),
             set(known.made),

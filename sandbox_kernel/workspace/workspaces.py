@@ -231,8 +231,7 @@ class Workspaces:
             found = self._json(_path(name, "baselines", _folder_key(folder)))
         except FileNotFoundError:
             return Baseline()
-        lists = {key: found.get(key, ()) for key in ("apart", "made", "replaced")}
-        return Baseline(bytes.fromhex(found["root"]), taken=found.get("taken", 0.0), **lists)
+        return parsed(Baseline, {**found, "root": bytes.fromhex(found["root"])})
 
     def set_baseline(self, name: str, folder: str, baseline: Baseline) -> None:
         value = {**asdict(baseline), "folder": folder, "root": baseline.root.hex()}
@@ -242,7 +241,7 @@ class Workspaces:
         """The trees of all saves and baselines of a workspace."""
         for id_ in self.ids(name):
             with suppress(WorkspaceNotFound):  # removed just now
-                yield bytes.fromhex(self.load(name, id_).root)
+                yield self.load(name, id_).tree
         for id_ in self._ids(name, "baselines"):
             with suppress(FileNotFoundError):
                 yield bytes.fromhex(self._json(_path(name, "baselines", id_))["root"])

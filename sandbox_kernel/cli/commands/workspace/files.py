@@ -104,10 +104,9 @@ def _show(arguments: argparse.Namespace) -> None:
             print(f"{'problem:':12} {printable(problem)}")
         return
     store.check(save)
-    root = bytes.fromhex(save.root)
-    entry = store.lookup(root, arguments.path)
+    entry = store.lookup(save, arguments.path)
     if entry is not None and entry.kind == "h":
-        entry = store.lookup(root, entry.target)
+        entry = store.lookup(save, entry.target)
     if entry is None or entry.kind != "f":
         raise WorkspaceNotFound(
             f"The save {save.id} of {arguments.name!r} has no file {arguments.path!r}. "
@@ -117,20 +116,13 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _print_file(store: Store, entry: Entry) -> None:
-    from sandbox_kernel.guest.workspace.tree_format import CHUNK
+    from sandbox_kernel.guest.workspace.tree_format import chunk_count, chunk_length
 
-    out, at = sys.stdout.buffer, 0
-    for index, hash_, _ in entry.pieces():
-        _print_zeros(index * CHUNK - at)
-        out.write(store.read(hash_))
-        at = min(entry.size, (index + 1) * CHUNK)
-    _print_zeros(entry.size - at)
-
-
-def _print_zeros(count: int) -> None:
-    while count > 0:
-        sys.stdout.buffer.write(bytes(min(count, 2**20)))
-        count -= 2**20
+    chunks = {index: hash_ for index, hash_, _ in entry.pieces()}
+    for index in range(chunk_count(entry.size)):
+        hash_ = chunks.get(index)
+        zeros = bytes(chunk_length(entry.size, index))
+        sys.stdout.buffer.write(zeros if hash_ is None else store.read(hash_))
 
 
 def _export(arguments: argparse.Namespace) -> None:
