@@ -221,7 +221,7 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, str):
         found = _SHORT.fullmatch(item)
         if found is None:
-            raise SpecError(f"egress: {item!r} is no host; give HOST, HOST:PORT or !HOST.")
+            raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")
         port = found["port"]
         return EgressRule(
             host=found["host"].strip("[]"),
@@ -250,7 +250,7 @@ def _host(host: Any) -> str:
     numeric = plain.rsplit(".", 1)[-1].isdigit()
     if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):
         raise SpecError(
-            f"egress: {host!r} is no host. A host is a name in ASCII (data.example), *.name for "
+            f"egress: {host!r} is not a host. A host is a name in ASCII (data.example), *.name for "
             f"the names below it, * for all, or an address or network; no scheme, no path."
         )
     return plain

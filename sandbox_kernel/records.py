@@ -30,7 +30,7 @@ log = logging.getLogger("sandbox_kernel")
 
 VERSION = 1
 _SPARE, _BLOCK = 4096, 4096
-"""Bytes that a record's file has for what is written down when the disk is full."""
+"""Spare bytes in a record's file, for changes that are made when the disk is full."""
 _editing = threading.RLock()
 """Records are read, changed and written again in any thread of this process."""
 
@@ -71,7 +71,7 @@ class Records:
         self._root = root
 
     def _folder(self, backend: str) -> Path:
-        """Need not be there: what only reads, or deletes, makes no folder."""
+        """May be missing: reading and deleting make no folder."""
         self._root = self._root or data_dir() / "records"
         return self._root / check_name(backend, "A backend name")
 

@@ -69,7 +69,7 @@ def _environment(value: Any) -> dict[str, str]:
     found: dict[str, str] = PAIRS.read(value)
     for name, item in found.items():
         if not _ENV_NAME.fullmatch(name) or "\0" in item:
-            raise ValueError(f"has an entry that is no environment variable: {name!r}")
+            raise ValueError(f"has an entry that is not an environment variable: {name!r}")
     if sum(len(name) + len(item) for name, item in found.items()) > MAX_ENV // 2:
         raise ValueError(f"holds more than {MAX_ENV // 2} characters; put the data in a file")
     return found

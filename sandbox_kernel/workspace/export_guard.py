@@ -18,7 +18,7 @@ _OF_AN_ENVIRONMENT = {
 }
 _RUN_UNASKED = {"sitecustomize", "usercustomize"}
 Lookup = Callable[[str], "list[str]"]
-"""The targets that a path may have as a symlink; empty if it is none."""
+"""The targets that a path may have as a symlink; empty if it is not one."""
 
 
 @dataclass

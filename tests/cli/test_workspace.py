@@ -85,7 +85,7 @@ def test_what_came_before_is_not_kept(cli: Cli, saved: Path) -> None:
     ok(cli, "gc", "--keep", "1")
     refused = cli("workspace", "restore", "demo")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "no save before the newest one is kept" in refused.stderr
+    assert "has no save before the newest one" in refused.stderr
     ran = cli("workspace", "diff", "demo")
     assert [line[0] for line in ran.stdout.splitlines()] == ["A", "A", "A"]
     assert "not kept any more" in ran.stderr

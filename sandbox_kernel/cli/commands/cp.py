@@ -101,7 +101,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
                 if not data:
                     raise ExecFailed(
                         f"Sandbox {handle.name!r} stopped sending files: "
-                        f"{await _said(handle, stream)}"
+                        f"{await _last_output(handle, stream)}"
                     )
                 if await asyncio.to_thread(receiver.feed, data):
                     break
@@ -125,7 +125,7 @@ async def _in(handle: SandboxHandle, source: str, path: str) -> None:
             await _in_time(handle, stream.close_stdin())
         except (BrokenPipeError, ConnectionError):
             pass  # the other side says why it stopped reading
-        said = await _said(handle, stream)
+        said = await _last_output(handle, stream)
         code = await _in_time(handle, stream.wait())
     if code != 0:
         raise ExecFailed(f"{source} was not copied into sandbox {handle.name!r}: {said}")
@@ -137,7 +137,7 @@ def _command(handle: SandboxHandle, *arguments: str) -> list[str]:
     return [handle.python or "python3", "-I", "-c", program, *arguments]
 
 
-async def _said(handle: SandboxHandle, stream: ExecStream) -> str:
+async def _last_output(handle: SandboxHandle, stream: ExecStream) -> str:
     """The end of its output, on both streams."""
     said = bytearray()
     for read in (stream.read, stream.read_stderr):

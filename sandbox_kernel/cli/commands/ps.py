@@ -112,7 +112,7 @@ def stats(arguments: argparse.Namespace) -> None:
 
     CPU is the use of CPUs within one second, in percent of one. With --json: a list of objects
     with the keys name, backend, notebook, cpu_percent, memory_used_mib, memory_limit_mib,
-    processes, processes_limit; null if the backend does not tell.
+    processes, processes_limit; null if the backend does not say.
 
     examples:
       sandbox-kernel stats

@@ -24,7 +24,7 @@ from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 def add(commands: Commands) -> None:
     parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left")
     parser.add_sandbox(several="*")
-    parser.add_flag("-a", "--all", help="all, but for running kernels")
+    parser.add_flag("-a", "--all", help="all except running kernels")
     parser.add_flag("-f", "--force", help="unsaved files, and with --all running kernels, too")
     about = "those that wait for a stopped server or a killed process, when their files are saved"
     parser.add_flag("--left", help=about)

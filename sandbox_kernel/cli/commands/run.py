@@ -66,11 +66,11 @@ async def _run_once(
             command = Command(arguments.command, env, arguments.cwd, tty=size)
             code = await attached.exec(handle, command, timeout=arguments.timeout)
             if code:
-                await _tell_why(handle)
-                _tell_unseen(arguments, configuration.spec)
+                await _explain_kill(handle)
+                _hint_at_hidden_file(arguments, configuration.spec)
             return code
         except ExecFailed:
-            _tell_unseen(arguments, configuration.spec)
+            _hint_at_hidden_file(arguments, configuration.spec)
             raise
         finally:
             await asyncio.shield(client.remove(handle.name))
@@ -78,7 +78,7 @@ async def _run_once(
         await client.close()
 
 
-async def _tell_why(handle: SandboxHandle) -> None:
+async def _explain_kill(handle: SandboxHandle) -> None:
     """An exit code does not say that the sandbox itself has killed something."""
     with contextlib.suppress(SandboxError, TimeoutError):  # the exit code is what counts
         info = await asyncio.wait_for(handle.info(), _WHY_TIMEOUT)
@@ -93,7 +93,7 @@ async def _tell_why(handle: SandboxHandle) -> None:
             note(f"Sandbox {handle.name!r} killed a process: {info.last_kill}.")
 
 
-def _tell_unseen(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
+def _hint_at_hidden_file(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
     """A command that failed may have missed a file of this folder."""
     if spec.volume or arguments.cwd:
         return  # there may be one of that name

@@ -138,7 +138,7 @@ def _restore(arguments: argparse.Namespace) -> None:
     at = arguments.at or store.find(arguments.name).parent
     if not at or (not arguments.at and at not in store.ids(arguments.name)):
         raise WorkspaceNotFound(
-            f"Of the workspace {arguments.name!r}, no save before the newest one is kept. "
+            f"The workspace {arguments.name!r} has no save before the newest one. "
             f"`sandbox-kernel workspace log {arguments.name}` lists all; choose one with --at."
         )
     made = store.restore(arguments.name, at)
