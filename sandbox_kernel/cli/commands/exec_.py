@@ -84,8 +84,8 @@ def on_terminal(work: Callable[[AttachedCommand], Coroutine[Any, Any, int]]) -> 
     """Run what uses an AttachedCommand with a terminal, with our own in raw mode."""
     if not (os.isatty(STDIN) and os.isatty(STDOUT)):
         raise SandboxError(
-            "A terminal is needed, but stdin or stdout is not one. Use `sandbox-kernel exec` to run "
-            "a command without one."
+            "A terminal is needed, but stdin or stdout is not one. Use `sandbox-kernel exec` to "
+            "run a command without a terminal."
         )
     attached = AttachedCommand()
     with raw_terminal():
