@@ -19,7 +19,7 @@ from sandbox_kernel.workspace import store_users
 from sandbox_kernel.workspace.blobs import Blobs
 from sandbox_kernel.workspace.packs import Location
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Totals, chunks_below
+from sandbox_kernel.workspace.trees import Catalog, Totals
 
 GRACE = 7 * 24 * 3600.0
 _SPARSE = 0.5
@@ -55,13 +55,10 @@ class VerifyReport:
 
 def _below(store: Store, roots: Iterable[bytes]) -> set[bytes]:
     """Every object of these trees, themselves included. StoreDamaged."""
-    trees: set[bytes] = set()
-
-    def read(hash_: bytes) -> bytes:
-        trees.add(hash_)
-        return store.read(hash_)
-
-    return chunks_below(read, roots, {}) | trees
+    found = Catalog()
+    for root in roots:
+        found.add(store.read, root)
+    return {*found.trees, *found.chunks}
 
 
 def collect(
@@ -206,8 +203,9 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     memory: dict[bytes, Totals] = {}
     for workspace, id_ in saves:
         try:
-            save = store.load(workspace, id_)
-            missing = chunks_below(store.read, [save.tree], memory) - whole
+            found = Catalog(memory)
+            found.add(store.read, store.load(workspace, id_).tree)
+            missing = found.chunks.keys() - whole
         except WorkspaceNotFound:
             continue  # deleted or moved
         except SandboxError as error:

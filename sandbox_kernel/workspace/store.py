@@ -27,17 +27,7 @@ from sandbox_kernel.workspace import store_users
 from sandbox_kernel.workspace.blobs import Blobs, open_blobs
 from sandbox_kernel.workspace.packs import Packs, PackWriter
 from sandbox_kernel.workspace.reports import Baseline, Change, SaveInfo
-from sandbox_kernel.workspace.trees import (
-    Catalog,
-    Entry,
-    Totals,
-    changes,
-    chunks_below,
-    entries_of,
-    plain,
-    totals_of,
-    walk,
-)
+from sandbox_kernel.workspace.trees import Catalog, Entry, Totals, changes, entries_of, plain, walk
 from sandbox_kernel.workspace.workspaces import Workspaces, new_id
 
 FORMAT = "sandbox-kernel workspace store"
@@ -89,13 +79,7 @@ class Store(Workspaces):
     def check(self, save: SaveInfo) -> Totals:
         """Validate all trees of a save, before a walk. WorkspaceRefused, StoreDamaged."""
         self.packs.load(save.packs)
-        catalog = self.catalog(save.workspace)
-
-        def read(hash_: bytes) -> bytes:
-            catalog.trees.add(hash_)
-            return self.read(hash_)
-
-        return totals_of(read, save.tree, catalog.totals, on_entries=catalog.learn)
+        return self.catalog(save.workspace).add(self.read, save.tree)
 
     def files(self, save: SaveInfo) -> Iterator[tuple[str, Entry]]:
         """Every path of a save, folders before their contents."""
@@ -233,10 +217,11 @@ class Store(Workspaces):
             return True
         try:
             self.packs.load()
-            chunks = chunks_below(self.read, [save.tree], {})
+            needed = Catalog()
+            needed.add(self.read, save.tree)
         except StoreDamaged:
             return False
-        whole = all(self.packs.find(hash_) is not None for hash_ in chunks)
+        whole = all(self.packs.find(hash_) is not None for hash_ in needed.chunks)
         if whole:
             self._whole.add(save.root)
         return whole

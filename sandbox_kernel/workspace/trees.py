@@ -182,20 +182,6 @@ def totals_of(
     return total(tree, 0)
 
 
-def chunks_below(
-    read: Read, trees: Iterable[bytes], memory: MutableMapping[bytes, Totals]
-) -> set[bytes]:
-    """Hashes of all chunks of these trees, without those of folders in ``memory``."""
-    found: set[bytes] = set()
-
-    def learn(entries: Sequence[Entry]) -> None:
-        found.update(hash_ for entry in entries for _, hash_, _ in entry.pieces())
-
-    for tree in trees:
-        totals_of(read, tree, memory, on_entries=learn)
-    return found
-
-
 def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry]]:
     """Every path below a tree, folders before their contents. Check ``totals_of`` first."""
     for entry in entries_of(read, tree):
@@ -389,7 +375,7 @@ def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
 
 @dataclass
 class Catalog:
-    """The objects that this process knows one workspace has."""
+    """Objects that this process knows a workspace, or some trees, to have."""
 
     totals: dict[bytes, Totals] = field(default_factory=dict)
     """Of folders."""
@@ -398,7 +384,15 @@ class Catalog:
     chunks: dict[bytes, int] = field(default_factory=dict)
     """Hash -> length."""
 
-    def learn(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            for _, hash_, length in entry.pieces():
-                self.chunks[hash_] = length
+    def add(self, read: Read, tree: bytes) -> Totals:
+        """Add a tree with all that is below it, except for folders whose totals are known."""
+
+        def read_tree(hash_: bytes) -> bytes:
+            self.trees.add(hash_)
+            return read(hash_)
+
+        def learn(entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                self.chunks.update((hash_, length) for _, hash_, length in entry.pieces())
+
+        return totals_of(read_tree, tree, self.totals, on_entries=learn)
