@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError, WorkspaceRefused
-from sandbox_kernel.guest.workspace.nofollow import CREATE, pwrite_all
+from sandbox_kernel.guest.workspace.nofollow import CREATE, closing_fd, pwrite_all
 from sandbox_kernel.guest.workspace.scan_cache import Signature
 from sandbox_kernel.guest.workspace.tree_format import CHUNK, chunk_length, name_bytes, path_parts
 from sandbox_kernel.untrusted_text import printable
@@ -363,8 +363,7 @@ class _Export:
 
     def _write_file(self, path: str, entry: Entry) -> None:
         with self.target.temporary(path) as (folder, temporary, name):
-            fd = os.open(temporary, CREATE, 0o600, dir_fd=folder)
-            try:
+            with closing_fd(os.open(temporary, CREATE, 0o600, dir_fd=folder)) as fd:
                 places: dict[bytes, list[int]] = {}
                 for index, hash_, _ in entry.pieces():
                     places.setdefault(hash_, []).append(index)
@@ -379,8 +378,6 @@ class _Export:
                 os.ftruncate(fd, entry.size)
                 os.fchmod(fd, entry.mode & HARMLESS_MODES | 0o600)
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
-            finally:
-                os.close(fd)
             if path in self._keep:
                 self.trash.put(REPLACED, folder, path)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
