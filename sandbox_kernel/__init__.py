@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: many users of a part of this package need no more of it."""
+    """Import on first use: most users need only a part of this package."""
     import importlib
 
     for home, names in _HOME.items():

@@ -29,8 +29,7 @@ PARTS = {
     "deny": "a rule that denies",
     "default": "the default action allow",
 }
-"""What a rule or policy may ask for beyond "allow this host". Capabilities.egress_parts names those
-that a backend enforces."""
+"""What rules may ask for beyond "allow this host". Capabilities.egress_parts: what is enforced."""
 
 _FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""
@@ -133,13 +132,9 @@ class EgressPolicy:
         if len(self.rules) > MAX_RULES:
             raise SpecError(f"egress has {len(self.rules)} rules; the limit is {MAX_RULES}.")
 
-    @property
-    def deny_all(self) -> bool:
-        """No request can pass, so the sandbox needs no network."""
-        return self.default == DENY and all(rule.action == DENY for rule in self.rules)
-
     def __bool__(self) -> bool:
-        return not self.deny_all
+        """False if no request can pass, so that the sandbox needs no network."""
+        return self.default == ALLOW or any(rule.action == ALLOW for rule in self.rules)
 
     def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
         """``allow`` or ``deny`` for one request, rate limits aside."""
@@ -226,7 +221,7 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, str):
         found = _SHORT.fullmatch(item)
         if found is None:
-            raise SpecError(f"egress: {item!r} is no host; give HOST, HOST:PORT or !HOST.")
+            raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")
         port = found["port"]
         return EgressRule(
             host=found["host"].strip("[]"),
@@ -255,7 +250,7 @@ def _host(host: Any) -> str:
     numeric = plain.rsplit(".", 1)[-1].isdigit()
     if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):
         raise SpecError(
-            f"egress: {host!r} is no host. A host is a name in ASCII (data.example), *.name for "
+            f"egress: {host!r} is not a host. A host is a name in ASCII (data.example), *.name for "
             f"the names below it, * for all, or an address or network; no scheme, no path."
         )
     return plain

@@ -7,7 +7,6 @@ ask ``where`` before they act on them.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Mapping
@@ -19,11 +18,6 @@ Where = Literal["here", "before", "elsewhere"]
 
 def here() -> dict[str, str]:
     """This place, for a record."""
-    return dict(_here(os.getpid()))
-
-
-@functools.lru_cache(maxsize=1)
-def _here(pid: int) -> Mapping[str, str]:
     return {
         "host": socket.gethostname(),
         "machine": _read("/etc/machine-id"),
@@ -34,8 +28,7 @@ def _here(pid: int) -> Mapping[str, str]:
 
 def where(place: Mapping[str, Any]) -> Where:
     """Whether a record's processes are ``here``, ended with an earlier boot of this host
-    (``before``), or belong to another place (``elsewhere``). A record of an earlier version, which
-    does not say, counts as made here."""
+    (``before``), or belong to another place. Records of earlier versions have no place: here."""
     ours = here()
     same = {key: place.get(key) == ours[key] for key in ours}
     if not place or (same["boot"] and same["pids"]):

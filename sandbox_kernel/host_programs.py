@@ -41,8 +41,7 @@ def find_program(name: str) -> str | None:
 
 
 def importable_in_isolation() -> bool:
-    """Whether an interpreter with ``ISOLATION`` can import this package: true if it is installed,
-    false if it is only on PYTHONPATH."""
+    """Whether an interpreter with ``ISOLATION`` can import this package: not from PYTHONPATH."""
     ran = subprocess.run(
         [sys.executable, *ISOLATION, "-c", "import sandbox_kernel"],
         stdin=subprocess.DEVNULL,

@@ -21,8 +21,7 @@ _BANNER = re.compile(
     r"To connect another client to this kernel, use:\s*\n?(\s*--existing[^\n]*\n?)?",
     re.DOTALL,
 )
-"""What ipykernel prints at every start: that Ctrl-C does not work, which does not explain a death
-and is not true in a notebook."""
+"""What ipykernel prints at every start: that Ctrl-C does not work. It explains no death."""
 _LINES = 20
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger("sandbox_kernel")
 
 VERSION = 1
 _SPARE, _BLOCK = 4096, 4096
-"""Bytes that a record's file has for what is written down when the disk is full."""
+"""Spare bytes in a record's file, for changes that are made when the disk is full."""
 _editing = threading.RLock()
 """Records are read, changed and written again in any thread of this process."""
 
@@ -71,7 +71,7 @@ class Records:
         self._root = root
 
     def _folder(self, backend: str) -> Path:
-        """Need not be there: what only reads, or deletes, makes no folder."""
+        """May be missing: reading and deleting make no folder."""
         self._root = self._root or data_dir() / "records"
         return self._root / check_name(backend, "A backend name")
 
@@ -118,8 +118,8 @@ class Records:
             ) from None
 
     def current(self, record: Record) -> Record | None:
-        """A sandbox's record as it is on disk now; None if the sandbox was removed, also if
-        another one has its name since."""
+        """The record as it is on disk now; None if the sandbox was removed, or replaced by another
+        of its name."""
         folder = Path(record.folder) if record.folder else self._folder(record.backend)
         try:
             found = self._read(folder / f"{check_name(record.name)}.json")
@@ -186,8 +186,8 @@ def _text(record: Record) -> str:
 
 
 def _write_in_place(path: Path, text: str) -> bool:
-    """On a disk that is full: replace a record by one that has room in its file. False if it has
-    not. Not atomic, but for a crash of the machine: it is a single write."""
+    """On a full disk: replace a record by one that fits into its file. False if it does not. A
+    single write, so only a crash of the machine can cut it."""
     data = text.rstrip().encode()
     with path.open("r+b", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size

@@ -69,7 +69,7 @@ def _environment(value: Any) -> dict[str, str]:
     found: dict[str, str] = PAIRS.read(value)
     for name, item in found.items():
         if not _ENV_NAME.fullmatch(name) or "\0" in item:
-            raise ValueError(f"has an entry that is no environment variable: {name!r}")
+            raise ValueError(f"has an entry that is not an environment variable: {name!r}")
     if sum(len(name) + len(item) for name, item in found.items()) > MAX_ENV // 2:
         raise ValueError(f"holds more than {MAX_ENV // 2} characters; put the data in a file")
     return found
@@ -81,10 +81,6 @@ def _upload(value: Any) -> str | tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(glob, str) for glob in value):
         return value[0] if value in (["none"], ["folder"]) else tuple(value)
     raise ValueError(f"is 'none', 'folder' or a list of globs, not {value!r}")
-
-
-def _random_name() -> str:
-    return f"sandbox-{_secrets.token_hex(4)}"
 
 
 _enforced = partial(setting, needs=ITSELF)
@@ -102,7 +98,9 @@ class SandboxSpec:
     """
 
     name: str = setting(
-        _random_name, "name of the sandbox (default: a random one)", _name("A sandbox name")
+        lambda: f"sandbox-{_secrets.token_hex(4)}",
+        "name of the sandbox (default: a random one)",
+        _name("A sandbox name"),
     )
     image: str | None = _enforced(
         None,

@@ -62,7 +62,7 @@ def test_strings_are_read_as_their_field_means_them() -> None:
         ({"env": "A"}, "env takes NAME=VALUE"),
         ({"env": "{"}, "env is not valid JSON"),
         ({"env": {"A": 1}}, "env takes names and string values"),
-        ({"env": {"A B": "1"}}, "no environment variable"),
+        ({"env": {"A B": "1"}}, "not an environment variable"),
         ({"env": {"A": "x" * 100_000}}, "env holds more than"),
         ({"egress": 5}, "egress takes a list of hosts and rules"),
         ({"readable": ["opt"]}, "readable takes absolute paths"),

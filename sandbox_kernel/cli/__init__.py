@@ -6,7 +6,7 @@ commands/       ``add`` declares a command; the function that does it has its he
 foreground      runs coroutines on the background loop while the main thread gets signals
 streams         connects a command's streams with ours; terminals
 find_sandboxes  sandboxes by name, in all backends
-formatting      tables, ages, notes, JSON
+formatting      tables, ages, notes, JSON, progress
 
 Exit codes: 0 worked, 1 our error (one line on stderr), 2 wrong usage, 128+N ended by signal N
 (130 for Ctrl-C). ``exec``, ``shell``, ``run`` and ``launch`` give the code of what they ran.
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             waiting = len(all_left(backend_names()))
             if waiting:
                 note(in_words(waiting))
-        code: int = arguments.run(arguments)
+        code: int = arguments.run(arguments) or 0
         sys.stdout.flush()
     except Interrupted as interrupted:
         if interrupted.at_once:

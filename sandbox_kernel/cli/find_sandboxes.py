@@ -9,13 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sandbox_kernel.errors import (
-    SandboxError,
-    SandboxNotFound,
-    SandboxTimeout,
-    SandboxUnavailable,
-    SpecError,
-)
+from sandbox_kernel.cli.foreground import within
+from sandbox_kernel.errors import SandboxError, SandboxNotFound, SandboxUnavailable, SpecError
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
@@ -190,14 +185,9 @@ async def _look(client: SandboxClient, name: str) -> FoundSandbox:
 
 
 async def _in_time(asked: Awaitable[T], backend: str) -> T:
-    try:
-        return await asyncio.wait_for(asked, ANSWER_TIMEOUT)
-    except SandboxTimeout:
-        raise  # its message says more than ours
-    except TimeoutError:
-        raise SandboxTimeout(
-            f"The backend {backend!r} did not answer within {ANSWER_TIMEOUT:g} s."
-        ) from None
+    problem = f"The backend {backend!r} did not answer within {ANSWER_TIMEOUT:g} s."
+    async with within(ANSWER_TIMEOUT, problem):
+        return await asked
 
 
 def record_names(backend: str) -> list[str]:

@@ -12,11 +12,11 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.errors import SandboxError, SandboxNotFound
+from sandbox_kernel.errors import SandboxError, SandboxNotFound, SandboxTimeout
 from sandbox_kernel.tunnel.background import submit
 from sandbox_kernel.untrusted_text import printable
 
@@ -85,6 +85,19 @@ async def _supervise(
     return task.result()
 
 
+@contextlib.asynccontextmanager
+async def within(seconds: float | None, problem: str) -> AsyncIterator[None]:
+    """Limit the time of a block: SandboxTimeout with this message if it takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise SandboxTimeout(problem) from None
+
+
 @contextlib.contextmanager
 def _signals(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
     """Deliver these signals as bytes of a socket. A Python handler would run only when the main
@@ -119,9 +132,8 @@ def each(
     *,
     absent: str = "",
 ) -> int:
-    """Call ``do`` with each sandbox's name and backend in turn, and print the names where it
-    worked; gives the exit code. A missing sandbox is a failure, unless ``absent`` says why it is
-    none."""
+    """Call ``do`` with each sandbox's name and backend in turn, print the names where it worked,
+    and return the exit code. With ``absent``, a remark, a missing sandbox is no failure."""
     failed = False
     for name, backend in sandboxes:
         try:

@@ -1,4 +1,4 @@
-"""Output for people and for programs: tables, ages, notes, JSON."""
+"""Output for people and for programs: tables, ages, notes, JSON, progress."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.workspace.reports import Progress
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_INTERVAL = 0.2
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -30,9 +37,6 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds // size)}{unit}"
     return f"{int(seconds // 86400)}d"
-
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def limit(words: str) -> float | int | None:
@@ -58,6 +62,21 @@ def short_path(path: str) -> str:
     return path
 
 
+def shown_size(count: float) -> str:
+    """A number of bytes in its largest unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def shown_path(path: str) -> str:
+    """A path in printable form, on one line."""
+    plain = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return printable(plain).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def note(text: str) -> None:
     """Print a problem to stderr; the command continues."""
     print(f"sandbox-kernel: {printable(' '.join(text.split()))}", file=sys.stderr)
@@ -66,3 +85,29 @@ def note(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print for programs: escaped ASCII, so it is safe on a terminal, too."""
     print(json.dumps(value, indent=2))
+
+
+class ProgressLine:
+    """The progress of a long command: one line on stderr, if that is a terminal, rewritten at most
+    five times a second and erased when the ``with`` block ends."""
+
+    _shown = 0.0
+    _width = 0
+
+    def tell(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._shown >= _INTERVAL and sys.stderr.isatty():
+            self._shown = now
+            print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+
+    def files(self, progress: Progress) -> None:
+        """For ``import_folder`` and ``export``."""
+        self.tell(f"{progress.files} files, {progress.bytes / 1e6:.0f} MB")
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)

@@ -5,29 +5,110 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.settings import BOOLEAN, settings_of
 from sandbox_kernel.spec import FORMER_VOLUME, NOTEBOOK, SETTINGS, KernelConfiguration, SandboxSpec
+from sandbox_kernel.suggestions import closest, did_you_mean
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.workspace.reports import Quota
 
 Commands = Any  # argparse has no public name for what add_subparsers gives
+Run = Callable[[argparse.Namespace], "int | None"]
+"""Does a command, and gives its exit code; None is 0."""
 SANDBOX_HELP = "the sandbox, as `ps` shows it: its name, the beginning of it, or its notebook"
 _SETTING = "setting_"
 _WORKSPACE, _VOLUME = SETTINGS["workspace"].variable, SETTINGS["volume"].variable
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command, with the options that several commands have. Proposes a name for a
+    misspelled one."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(value, list(action.choices))
+            raise argparse.ArgumentError(action, f"{value!r} is unknown. {hint}")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Usage error for words of a command line that the command does not know."""
+        word = unknown[0].partition("=")[0]
+        close = closest(word, self._option_string_actions)
+        if close and word.startswith("-"):
+            self.error(f"there is no option {word}; did you mean {close}?")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}")
+
+    def add_flag(self, *names: str, help: str) -> None:  # noqa: A002
+        self.add_argument(*names, action="store_true", help=help)
+
+    def add_sandbox(self, *, several: str | None = None, default: str = "") -> None:
+        """The ``name`` of a sandbox, or ``names`` of several (``+`` or ``*``), and its backend."""
+        dest = "names" if several else "name"
+        self.add_argument(dest, nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
+        self.add_which_backend()
+
+    def add_which_backend(self) -> None:
+        about = "where the sandbox is, if two backends have that name"
+        self.add_argument("--backend", metavar="BACKEND", help=about)
+
+    def add_json(self, *, quiet: bool = False) -> None:
+        form = self.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print JSON")
+        if quiet:
+            form.add_argument("-q", "--quiet", action="store_true", help="print names only")
+
+    def add_timeout(self, default: float | None = None) -> None:
+        about = "end it after this long" + (f" (default: {default:g})" if default else "")
+        unit = "SECONDS"
+        self.add_argument("--timeout", type=_seconds, default=default, metavar=unit, help=about)
+
+    def add_quota(self) -> None:
+        """How much a command may copy; ``quota_of`` reads it."""
+        self.add_argument("--max-files", type=positive, metavar="N", help="default: 500,000")
+        self.add_argument("--max-bytes", type=positive, metavar="N", help="default: 20 GiB")
+
+    def add_settings(self, *, of: type, leave_out: str = "") -> None:
+        """An option for each setting of a class but ``leave_out``, for ``given_settings``."""
+        group = self.add_argument_group(
+            "the sandbox" if of is SandboxSpec else "the kernel and its files",
+            "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
+        )
+        for setting in settings_of(of).values():
+            kind = setting.kind
+            if setting.name == leave_out:
+                continue
+            if kind is BOOLEAN:
+                how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            else:
+                how = {"metavar": kind.metavar, "action": "append" if kind.several else "store"}
+            group.add_argument(
+                setting.option,
+                dest=_SETTING + setting.name,
+                help=setting.help + ("; may be repeated" if kind.several else ""),
+                **how,
+            )
+
+    def add_sandbox_settings(self) -> None:
+        """The options of a command that makes a sandbox of its own; ``configured`` reads them."""
+        self.add_argument("--backend", metavar="BACKEND", help="default: local")
+        self.set_defaults(reads_settings=True, has_former_volume=True)
+        self.add_settings(of=SandboxSpec)
+        self.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
+
+
 def add_command(
     commands: Commands,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    run: Run,
     *,
     usage: str | None = None,
     takes_command: bool | None = None,
     bare: bool = False,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """A parser for one command. Its help is the docstring of ``run``: a summary, details, and
     examples at the end.
 
@@ -36,7 +117,7 @@ def add_command(
     """
     text, _, epilog = inspect.cleandoc(run.__doc__ or "").partition("\n\nexamples:\n")
     summary, _, details = text.partition("\n\n")
-    made: argparse.ArgumentParser = commands.add_parser(
+    made: CommandParser = commands.add_parser(
         name,
         help=f"{summary[:1].lower()}{summary[1:].rstrip('.')}",
         usage=f"sandbox-kernel {name} {usage}" if usage else None,
@@ -53,38 +134,24 @@ def add_command(
     return made
 
 
-def add_group(commands: Commands, name: str, run: Callable[[argparse.Namespace], int]) -> Commands:
-    """A command that only has commands of its own; they are added to the result."""
-    parser = add_command(commands, name, run)
+def add_group(commands: Commands, name: str, about: Run) -> Commands:
+    """A command that only has commands of its own, added to the result; ``about`` has its help."""
+    parser = add_command(commands, name, about)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
-def add_sandbox(parser: argparse.ArgumentParser, *, several: str = "") -> None:
-    """The name of a sandbox, or ``names`` of several (``+`` or ``*``), and their backend."""
-    if several:
-        default = " (default: all)" if several == "*" else ""
-        parser.add_argument("names", nargs=several, metavar="NAME", help=SANDBOX_HELP + default)
-    else:
-        parser.add_argument("name", metavar="NAME", help=SANDBOX_HELP)
-    add_which_backend(parser)
+def quota_of(arguments: argparse.Namespace) -> Quota:
+    from sandbox_kernel.workspace.reports import Quota  # lazy: start-up time
+
+    given = {"max_files": arguments.max_files, "max_bytes": arguments.max_bytes}
+    return Quota(**{key: value for key, value in given.items() if value is not None})
 
 
-def add_which_backend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--backend", metavar="BACKEND", help="where the sandbox is, if two backends have that name"
-    )
-
-
-def add_json(parser: argparse.ArgumentParser, *, quiet: bool = False) -> None:
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    if quiet:
-        form.add_argument("-q", "--quiet", action="store_true", help="print names only")
-
-
-def add_timeout(parser: argparse.ArgumentParser, default: float | None = None) -> None:
-    text = f"end it after this long (default: {default:g})" if default else "end it after this long"
-    parser.add_argument("--timeout", type=_seconds, default=default, metavar="SECONDS", help=text)
+def positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return number
 
 
 def _seconds(text: str) -> float:
@@ -95,40 +162,6 @@ def _seconds(text: str) -> float:
 
 
 _seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
-
-
-# --- settings
-
-
-def add_settings(parser: argparse.ArgumentParser, *, of: type, leave_out: str = "") -> None:
-    """One option for each setting of SandboxSpec or KernelConfiguration but ``leave_out``;
-    ``given_settings`` reads them."""
-    group = parser.add_argument_group(
-        "the sandbox" if of is SandboxSpec else "the kernel and its files",
-        "The default is the variable SANDBOX_KERNEL_<OPTION>, else the backend's own.",
-    )
-    for setting in settings_of(of).values():
-        kind = setting.kind
-        if setting.name == leave_out:
-            continue
-        if kind is BOOLEAN:
-            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        else:
-            how = {"metavar": kind.metavar, "action": "append" if kind.several else "store"}
-        group.add_argument(
-            setting.option,
-            dest=_SETTING + setting.name,
-            help=setting.help + ("; may be repeated" if kind.several else ""),
-            **how,
-        )
-
-
-def add_sandbox_settings(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that makes a sandbox of its own; ``configured`` reads them."""
-    parser.add_argument("--backend", metavar="BACKEND", help="default: local")
-    parser.set_defaults(reads_settings=True, has_former_volume=True)
-    add_settings(parser, of=SandboxSpec)
-    parser.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -151,8 +184,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def configured(
     arguments: argparse.Namespace, config: Mapping[str, Any], default_name: str
 ) -> KernelConfiguration:
-    """The settings in force for a new sandbox: options win over the environment, which wins over
-    ``config``."""
+    """The settings of a new sandbox: options win over the environment, that over ``config``."""
     options = given_settings(arguments)
     if arguments.backend:
         options["backend"] = arguments.backend

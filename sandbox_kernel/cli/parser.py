@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from sandbox_kernel import __version__
 from sandbox_kernel.cli.commands import (
@@ -22,7 +21,7 @@ from sandbox_kernel.cli.commands import (
     run,
     workspace,
 )
-from sandbox_kernel.suggestions import closest, did_you_mean
+from sandbox_kernel.cli.options import CommandParser
 
 _COMMANDS = (install, doctor, ps, rm, pause, logs, exec_, cp, run, launch, image, workspace)
 _EPILOG = """\
@@ -33,26 +32,9 @@ exit codes:
   exec, shell, run and launch give the code of what they ran"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Proposes a name for a misspelled one."""
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            hint = did_you_mean(value, list(action.choices))
-            raise argparse.ArgumentError(action, f"{value!r} is unknown. {hint}")
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Usage error for words of a command line that the command does not know."""
-        word = unknown[0].partition("=")[0]
-        close = closest(word, self._option_string_actions)
-        if close and word.startswith("-"):
-            self.error(f"there is no option {word}; did you mean {close}?")
-        self.error(f"unrecognized arguments: {' '.join(unknown)}")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="sandbox-kernel",
         description="Jupyter kernels, and other commands, in sandboxes.",
         epilog=_EPILOG,

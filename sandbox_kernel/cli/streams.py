@@ -12,8 +12,8 @@ import tty
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
-from sandbox_kernel.cli.foreground import Interrupted
-from sandbox_kernel.errors import SandboxError, SandboxTimeout
+from sandbox_kernel.cli.foreground import Interrupted, within
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.tunnel.background import aside
@@ -49,17 +49,13 @@ class AttachedCommand:
     ) -> int:
         """Run a command to its end; gives its exit code (128+N for signal N)."""
         self._stream = stream = await handle.open_command(command)
-        limit = asyncio.timeout(timeout)
+        problem = (
+            f"{command.program!r} in sandbox {handle.name!r} did not end within {timeout or 0:g} s "
+            f"and was killed. Give a longer --timeout if it needs one."
+        )
         try:
-            async with limit:
+            async with within(timeout, problem):
                 code = await self._carry(stream, terminal=command.tty is not None)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SandboxTimeout(
-                f"{command.program!r} in sandbox {handle.name!r} did not end within {timeout:g} "
-                f"s and was killed. Give a longer --timeout if it needs one."
-            ) from None
         finally:
             self._stream = None
             await stream.close()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sandbox_kernel.atomic_write import written_aside
 from sandbox_kernel.errors import SandboxUnavailable, StoreError
+from sandbox_kernel.guest.workspace.nofollow import closing_fd
 from sandbox_kernel.paths import private_dir
 
 T = TypeVar("T")
@@ -126,11 +127,8 @@ def _make_folder(path: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Sync the names in a folder: after a power cut no save may lack its packs."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,6 @@ def save_leftovers(
     sandbox: str,
     notebook: str = "",
     kernel: str = "",
-    quota: Quota = Quota(),  # noqa: B008  (frozen)
     progress: OnProgress = lambda progress: None,
     cancelled: threading.Event | None = None,
 ) -> SaveReport:
@@ -84,7 +83,7 @@ def save_leftovers(
         ours.settimeout(STALLED_AFTER)
         try:
             talk = Talk(ours, progress, cancelled or threading.Event())
-            return persist_over(talk, store, save, left.folder, quota)
+            return persist_over(talk, store, save, left.folder, Quota())
         except Ended as error:
             raise WorkspaceError(
                 f"The files of the ended sandbox {sandbox!r} in {left} cannot be read: {error}"

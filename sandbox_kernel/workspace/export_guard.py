@@ -18,13 +18,12 @@ _OF_AN_ENVIRONMENT = {
 }
 _RUN_UNASKED = {"sitecustomize", "usercustomize"}
 Lookup = Callable[[str], "list[str]"]
-"""The targets that a path may have as a symlink; empty if it is none."""
+"""The targets that a path may have as a symlink; empty if it is not one."""
 
 
 @dataclass
 class Guard:
-    """The guard of one export: of ``entries`` to a host folder. ``hidden`` lets everything pass but
-    this package's own folders."""
+    """Guards an export of ``entries``; with ``hidden``, only this package's own folders."""
 
     folder: HostFolder
     entries: Mapping[str, Entry]

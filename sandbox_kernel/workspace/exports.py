@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError, WorkspaceRefused
-from sandbox_kernel.guest.workspace.nofollow import CREATE, pwrite_all
+from sandbox_kernel.guest.workspace.nofollow import CREATE, closing_fd, pwrite_all
 from sandbox_kernel.guest.workspace.scan_cache import Signature
 from sandbox_kernel.guest.workspace.tree_format import CHUNK, chunk_length, name_bytes, path_parts
 from sandbox_kernel.untrusted_text import printable
@@ -142,7 +142,7 @@ class _Export:
         self._before = self.store.baseline_files(known)
         self._now = dict(self._before)
         self._made, self._replaced = set(known.made), set(known.replaced)
-        after = dict(walk(self.store.read, bytes.fromhex(self.save.root)))
+        after = dict(walk(self.store.read, self.save.tree))
         if self.target.folds_names():
             refuse_collisions(after)
         self._after = plain(after.items())
@@ -324,13 +324,13 @@ class _Export:
                     self.trash.put(DELETED, self.target.root.parent(path)[0], path)
                     del self._now[path]
                     deleted.append(path)
-        self.trash.tidy()
         for path, entry in reversed(made):
             fd = self.target.root.folder(path_parts(path))
             os.fchmod(fd, entry.mode & HARMLESS_MODES | 0o700)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
         self._now.update(written)
         self._set_baseline()
+        self.trash.tidy()
         return ExportReport(
             self.save,
             [path for path, _ in written],
@@ -342,8 +342,7 @@ class _Export:
 
     @contextlib.contextmanager
     def _each(self, path: str) -> Iterator[None]:
-        """A mirror skips a file that it cannot write, and goes on: the next baseline must have the
-        files that it wrote."""
+        """A mirror skips a file that it cannot write: the baseline must have those it wrote."""
         try:
             yield
         except OSError as error:
@@ -353,7 +352,7 @@ class _Export:
             self._replaced.discard(path)
 
     def _set_baseline(self) -> None:
-        root = bytes.fromhex(self.save.root)
+        root = self.save.tree
         if self._now != self._after:
             root, _ = add_tree(self.store, self._now)
         made, replaced = (
@@ -364,8 +363,7 @@ class _Export:
 
     def _write_file(self, path: str, entry: Entry) -> None:
         with self.target.temporary(path) as (folder, temporary, name):
-            fd = os.open(temporary, CREATE, 0o600, dir_fd=folder)
-            try:
+            with closing_fd(os.open(temporary, CREATE, 0o600, dir_fd=folder)) as fd:
                 places: dict[bytes, list[int]] = {}
                 for index, hash_, _ in entry.pieces():
                     places.setdefault(hash_, []).append(index)
@@ -380,8 +378,6 @@ class _Export:
                 os.ftruncate(fd, entry.size)
                 os.fchmod(fd, entry.mode & HARMLESS_MODES | 0o600)
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
-            finally:
-                os.close(fd)
             if path in self._keep:
                 self.trash.put(REPLACED, folder, path)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -19,7 +19,7 @@ from sandbox_kernel.workspace import store_users
 from sandbox_kernel.workspace.blobs import Blobs
 from sandbox_kernel.workspace.packs import Location
 from sandbox_kernel.workspace.store import Store
-from sandbox_kernel.workspace.trees import Totals, chunks_below
+from sandbox_kernel.workspace.trees import Catalog, Totals
 
 GRACE = 7 * 24 * 3600.0
 _SPARSE = 0.5
@@ -55,13 +55,10 @@ class VerifyReport:
 
 def _below(store: Store, roots: Iterable[bytes]) -> set[bytes]:
     """Every object of these trees, themselves included. StoreDamaged."""
-    trees: set[bytes] = set()
-
-    def read(hash_: bytes) -> bytes:
-        trees.add(hash_)
-        return store.read(hash_)
-
-    return chunks_below(read, roots, {}) | trees
+    found = Catalog()
+    for root in roots:
+        found.add(store.read, root)
+    return {*found.trees, *found.chunks}
 
 
 def collect(
@@ -181,7 +178,6 @@ def _rewrite(store: Store, items: Sequence[tuple[bytes, Location]]) -> None:
         for stored in store.packs.read_many(kinds):
             data = bytes(stored.data)
             writer.add(kinds[stored.hash], stored.hash, stored.codec, data, len(stored.plain))
-    store.packs.moved(writer.names)
 
 
 def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None) -> VerifyReport:
@@ -195,8 +191,9 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     for name in looked_at:
         on_pack(name)
         try:
-            whole.update(hash_ for hash_, _ in store.packs.records(name))
-            report.problems += store.packs.check(name)
+            records = list(store.packs.records(name))
+            whole.update(hash_ for hash_, _ in records)
+            report.problems += store.packs.check(name, records)
         except FileNotFoundError:
             continue  # deleted by gc
         except SandboxError as error:
@@ -206,8 +203,9 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     memory: dict[bytes, Totals] = {}
     for workspace, id_ in saves:
         try:
-            root = bytes.fromhex(store.load(workspace, id_).root)
-            missing = chunks_below(store.read, [root], memory) - whole
+            found = Catalog(memory)
+            found.add(store.read, store.load(workspace, id_).tree)
+            missing = found.chunks.keys() - whole
         except WorkspaceNotFound:
             continue  # deleted or moved
         except SandboxError as error:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 from sandbox_kernel.errors import WorkspaceError, WorkspaceRefused
-from sandbox_kernel.guest.workspace.nofollow import CREATE, Root, pread_exactly
+from sandbox_kernel.guest.workspace.nofollow import CREATE, Root, next_data, pread_exactly
 from sandbox_kernel.guest.workspace.scan_cache import Signature, signature_of
 from sandbox_kernel.guest.workspace.tree_format import CHUNK, RESERVED, digest, name_text
 from sandbox_kernel.paths import data_dir, runtime_dir
@@ -114,15 +114,9 @@ def _has_contents(fd: int, entry: Entry) -> bool:
 
 def _is_zero(fd: int, start: int, end: int) -> bool:
     """Whether a range of a file holds only zeros."""
-    while start < end:
-        try:
-            start = os.lseek(fd, start, os.SEEK_DATA)
-        except OSError:
-            return os.fstat(fd).st_size >= end  # no data from here on, or the file got shorter
-        if start >= end:
-            return True
+    while (start := next_data(fd, start, end)) < end:
         data = pread_exactly(fd, min(CHUNK, end - start), start)
         if not data or data != _ZEROS[: len(data)]:
             return False
         start += len(data)
-    return True
+    return os.fstat(fd).st_size >= end  # else it got shorter

@@ -97,7 +97,7 @@ class Scanned:
 def scan_folder(
     store: Store,
     path: str,
-    policy: UploadPolicy | None = None,
+    policy: UploadPolicy | None,
     quota: Quota | None = None,
     progress: OnProgress = lambda progress: None,
     *,
@@ -135,8 +135,7 @@ def scan_folder(
 
 
 def add_tree(store: Store, entries: Mapping[str, Entry]) -> tuple[bytes, list[str]]:
-    """Store a tree of entries whose contents are in the store: its hash, and the packs of its
-    objects."""
+    """Store a tree of entries whose contents the store has: its hash, and its objects' packs."""
     store.packs.refresh()
     with store.writer() as writer:
         root = build(entries, partial(_StoreSink(writer).add, TREE_KIND))
@@ -163,8 +162,7 @@ class _StoreSink:
 
 
 class _HostScan(Scan):
-    """A scan of the host's files. Skips this package's folders, and does not read files whose size
-    and time have not changed."""
+    """Skips this package's folders, and does not read files with unchanged size and time."""
 
     own: set[str]
     before: Mapping[str, Entry]

@@ -88,8 +88,7 @@ def is_same(known: NotebookRecord | None, now: NotebookRecord | None) -> bool | 
 
 
 def _is_moved(known: NotebookRecord, now: NotebookRecord) -> bool:
-    """Whether a notebook elsewhere is the known one. Equal cells are not enough: all copies of a
-    template have them."""
+    """Whether a notebook elsewhere is the known one: copies of a template have equal cells, too."""
     untouched = (known.mtime, known.size) == (now.mtime, now.size)
     return untouched or (bool(known.digest) and known.digest == now.digest)
 
@@ -153,8 +152,7 @@ def read(store: Store, name: str) -> NotebookRecord | None:
 
 
 def place_of(store: Store, name: str, id_: str) -> str:
-    """The present name of the workspace with an id, which was ``name``: it may have been renamed
-    or set aside."""
+    """The name of the workspace with an id, once ``name``: it may be renamed or set aside."""
     if not id_:
         return name
     here = read(store, name)

@@ -12,6 +12,7 @@ import secrets
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -90,8 +91,7 @@ class Packs:
         return {name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)}
 
     def refresh(self, present: set[str] | None = None) -> bool:
-        """Forget packs that are not ``present`` (by default: in the store) any more. Whether there
-        were any."""
+        """Forget packs that are not ``present`` (default: in the store). Whether there were any."""
         present = self.names() if present is None else present
         with self._lock:
             gone = self._loaded - present
@@ -116,14 +116,16 @@ class Packs:
             with Workers(min(16, len(wanted))) as pool:
                 for name, records in zip(wanted, pool.map(self._read_index, wanted), strict=True):
                     if records is not None:
-                        self._add(name, records)
+                        self._loaded.add(name)
+                        for hash_, location in records:
+                            if self._index.setdefault(hash_, location).pack in self._doomed:
+                                self._index[hash_] = location
 
-    def _add(self, name: str, records: Iterable[tuple[bytes, Location]]) -> None:
+    def add(self, name: str, records: Iterable[tuple[bytes, Location]]) -> None:
+        """Find the objects of a new pack there from now on; gc copies some from other packs."""
         with self._lock:
             self._loaded.add(name)
-            for hash_, location in records:
-                if self._index.setdefault(hash_, location).pack in self._doomed:
-                    self._index[hash_] = location
+            self._index.update(records)
 
     def _read_index(self, name: str) -> list[tuple[bytes, Location]] | None:
         try:
@@ -171,8 +173,7 @@ class Packs:
         raise self._moving()
 
     def read_many(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
-        """Objects in pack order, each once and verified. Reads large ranges, a little ahead of the
-        caller."""
+        """Objects in pack order, each once and verified. Reads large ranges, a little ahead."""
         left = dict.fromkeys(hashes)
         for _ in range(_LOOKS):
             try:
@@ -193,19 +194,19 @@ class Packs:
     def _read_windows(self, hashes: Iterable[bytes]) -> Iterator[Stored]:
         wanted = {hash_: self._find_or_load(hash_) for hash_ in hashes}
         order = sorted(wanted.items(), key=lambda item: (item[1].pack, item[1].offset))
-        windows = list(_windows(order))
+        windows = _windows(order)
         with Workers(_AHEAD) as pool:
-            reads: list[Future[bytes]] = []
-            for number, window in enumerate(windows):
-                while len(reads) < min(number + 1 + _AHEAD, len(windows)):
-                    pack, start, end, _ = windows[len(reads)]
-                    reads.append(
-                        pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
-                    )
-                view = memoryview(reads[number].result())
-                reads[number] = Future()  # free its bytes
-                for hash_, location in window[3]:
-                    at = location.offset - window[1]
+
+            def read(window: Window) -> Future[bytes]:
+                pack, start, end, _ = window
+                return pool.submit(self._blobs.get_range, pack_path(pack), start, end - start)
+
+            reads = deque(map(read, windows[:_AHEAD]))
+            for number, (_, start, _, objects) in enumerate(windows, _AHEAD):
+                view = memoryview(reads.popleft().result())
+                reads.extend(map(read, windows[number : number + 1]))
+                for hash_, location in objects:
+                    at = location.offset - start
                     yield self._verified(hash_, location, view[at : at + location.stored])
 
     def _find_or_load(self, hash_: bytes) -> Location:
@@ -229,27 +230,15 @@ class Packs:
             raise self._damaged(location.pack, f"object {hash_.hex()} has another SHA-256")
         return Stored(hash_, location.codec, data, plain)
 
-    def check(self, name: str) -> list[str]:
-        """Read a whole pack; the problems found."""
-        problems = []
-        try:
-            records = list(self.records(name))
-            data = memoryview(self._blobs.get(pack_path(name)))
-        except StoreDamaged as error:
-            return [str(error)]
+    def check(self, name: str, records: Iterable[tuple[bytes, Location]]) -> Iterator[str]:
+        """Read a whole pack with these ``records``; the problems found."""
+        data = memoryview(self._blobs.get(pack_path(name)))
         for hash_, location in records:
             try:
                 part = data[location.offset : location.offset + location.stored]
                 self._verified(hash_, location, part)
             except StoreDamaged as error:
-                problems.append(str(error))
-        return problems
-
-    def moved(self, names: Iterable[str]) -> None:
-        """Find objects in these packs from now on, where gc has copied them."""
-        for name in names:
-            with self._lock:
-                self._index.update(self.records(name))
+                yield str(error)
 
     def delete(self, name: str) -> None:
         self._blobs.delete(pack_path(name))
@@ -265,7 +254,6 @@ class PackWriter:
     After an error, the packs already written are garbage."""
 
     def __init__(self, blobs: Blobs, packs: Packs) -> None:
-        self.names: list[str] = []
         self.elsewhere: set[str] = set()
         """Packs with objects that need not be added."""
         self.plain_bytes = 0
@@ -277,7 +265,12 @@ class PackWriter:
         self._name = _new_name()
         self._pool = Workers(1)
         self._writing: Future[None] | None = None
-        self._written: list[tuple[str, list[tuple[bytes, Location]]]] = []
+        self._written: dict[str, list[tuple[bytes, Location]]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The new packs."""
+        return list(self._written)
 
     def add(
         self, kind: int, hash_: bytes, codec: int, data: bytes | memoryview, plain: int
@@ -308,8 +301,8 @@ class PackWriter:
                 self._flush()
             if self._writing is not None:
                 self._writing.result()
-        for name, records in self._written:
-            self._packs._add(name, records)
+        for name, records in self._written.items():
+            self._packs.add(name, records)
 
     def _flush(self) -> None:
         index = b"".join(
@@ -320,8 +313,7 @@ class PackWriter:
         parts, name = [*self._parts, index, footer], self._name
         if self._writing is not None:
             self._writing.result()
-        self._written.append((name, self._records))
-        self.names.append(name)
+        self._written[name] = self._records
         self._writing = self._pool.submit(self._blobs.put, pack_path(name), *parts)
         self._parts, self._size, self._records = [MAGIC], len(MAGIC), []
         self._name = _new_name()
@@ -338,19 +330,16 @@ def pack_path(name: str) -> str:
 Window = tuple[str, int, int, list[tuple[bytes, Location]]]
 
 
-def _windows(order: Iterable[tuple[bytes, Location]]) -> Iterator[Window]:
+def _windows(order: Iterable[tuple[bytes, Location]]) -> list[Window]:
     """Group neighbours in a pack into single reads: pack, start, end, objects."""
-    current: Window | None = None
+    windows: list[Window] = []
     for hash_, at in order:
         end = at.offset + at.stored
-        if current is not None:
-            pack, start, before, objects = current
-            near = pack == at.pack and at.offset - before <= _GAP and end - start <= _WINDOW
-            if near:
+        if windows:
+            pack, start, before, objects = windows[-1]
+            if pack == at.pack and at.offset - before <= _GAP and end - start <= _WINDOW:
                 objects.append((hash_, at))
-                current = (pack, start, max(before, end), objects)
+                windows[-1] = (pack, start, max(before, end), objects)
                 continue
-            yield current
-        current = (at.pack, at.offset, end, [(hash_, at)])
-    if current is not None:
-        yield current
+        windows.append((at.pack, at.offset, end, [(hash_, at)]))
+    return windows

@@ -89,8 +89,7 @@ async def persist(
 
 
 def persist_over(talk: Talk, store: Store, save: SaveInfo, folder: str, quota: Quota) -> SaveReport:
-    """Persist over a connection to a helper, and publish ``save``. Blocks. If ``talk`` is
-    cancelled, no save appears."""
+    """Persist over a connection to a helper, and publish ``save``, unless ``talk`` is cancelled."""
     messages = Messages(talk.sock)
     with store.saving():
         for attempt in range(_ATTEMPTS):
@@ -228,11 +227,8 @@ class Receiver:
 
     def read(self, hash_: bytes) -> bytes:
         """A tree of this conversation, or of the store."""
-        return self._received(hash_) or self.store.read(hash_)
-
-    def _received(self, hash_: bytes) -> bytes | None:
         packed = self._trees.get(hash_)
-        return None if packed is None else bytes(unpack(*packed, MAX_TREE))
+        return self.store.read(hash_) if packed is None else bytes(unpack(*packed, MAX_TREE))
 
     def _offer(self, payload: bytes | bytearray) -> None:
         count, rest = divmod(len(payload), OFFER_SIZE)
@@ -352,12 +348,9 @@ class Receiver:
         return ReceivedTree(root, totals, problems)
 
     def _tree(self, hash_: bytes) -> bytes:
-        data = self._received(hash_)
-        if data is None:
-            if not self._known(TREE_KIND, hash_):
-                raise WorkspaceRefused("it refers to a tree that was not sent")
-            data = self.store.read(hash_)
-        return data
+        if hash_ not in self._trees and not self._known(TREE_KIND, hash_):
+            raise WorkspaceRefused("it refers to a tree that was not sent")
+        return self.read(hash_)
 
     def _check_chunks(self, entries: list[Entry]) -> None:
         for entry in entries:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Hash = bytes
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Limits of one workspace. Holes of sparse files count for an export; for a save they do not,
-    up to a bound (``trees``)."""
+    """Limits of one workspace. Holes count for an export, and for a save beyond a bound."""
 
     max_bytes: int = 20 * 2**30
     max_files: int = 500_000
@@ -30,8 +30,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], object]
-"""Called during a transfer, on the background loop (by ``import_folder`` and ``export``: in the
-caller's thread). Must not block."""
+"""Called on the background loop, or in the caller's thread (import, export). Must not block."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,11 @@ class SaveInfo:
     def planned(cls, workspace: str, backend: str = "", sandbox: str = "", **more: Any) -> SaveInfo:
         """A save that ``Store.publish`` has yet to complete."""
         return cls("", workspace, "", 0.0, backend=backend, sandbox=sandbox, **more)
+
+    @property
+    def tree(self) -> Hash:
+        """The root, as the functions of ``trees`` take it."""
+        return bytes.fromhex(self.root)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, Read, entries_of, walk
 
 _BATCH = 500
-_OTHERS = ("delete", "folders", "meta", "links", "hard")
 _UNBOUNDED = Quota(max_bytes=2**50, max_files=10_000_000)
 
 
@@ -80,17 +80,13 @@ async def upload(
     policy: UploadPolicy,
     *,
     notebook: str = "",
-    quota: Quota | None = None,
-    progress: OnProgress | None = None,
 ) -> HydrateReport | None:
     """For a workspace without saves: import the files of a host folder that ``policy`` selects as
     its first save, and bring that into the sandbox. None if the policy is ``none``."""
     if policy.mode == "none":
         return None
-    await asyncio.to_thread(
-        import_folder, store, name, folder, policy=policy, notebook=notebook, quota=quota
-    )
-    return await hydrate(sandbox, store, name, exact=False, progress=progress)
+    await asyncio.to_thread(import_folder, store, name, folder, policy=policy, notebook=notebook)
+    return await hydrate(sandbox, store, name, exact=False)
 
 
 def hydrate_over(
@@ -104,15 +100,14 @@ def hydrate_over(
         messages, store, sandbox, save.workspace, save, None, _UNBOUNDED, talk.progress
     )
     found = receiver.run(folder)
-    root = bytes.fromhex(save.root)
-    if found.root == root:
+    if found.root == save.tree:
         return HydrateReport(save, 0, 0, messages.sent, time.monotonic() - started)
     plan = make_plan(
-        receiver.read, found.root, store.read, root, exact=exact, links=totals.links > 0
+        receiver.read, found.root, store.read, save.tree, exact=exact, links=totals.links > 0
     )
     sender = Sender(messages, store, sandbox, save, talk.progress)
     tree, files, deleted, problems = sender.run(plan)
-    if exact and tree != root:
+    if exact and tree != save.tree:
         problems.append("the files in the sandbox are not exactly those of the save")
     seconds = time.monotonic() - started
     return HydrateReport(save, files, deleted, messages.sent, seconds, problems)
@@ -124,8 +119,9 @@ class HydratePlan:
 
     files: list[tuple[str, Entry, Entry | None]] = field(default_factory=list)
     """Each with the file that it replaces."""
-    others: dict[str, list[Any]] = field(default_factory=lambda: {key: [] for key in _OTHERS})
-    """As STAGE has them. Folders: parents first, with mode, time, and whether they are new."""
+    others: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """``delete``, ``folders``, ``meta``, ``links`` and ``hard``, as STAGE has them. Folders come
+    parents first, each with its mode, its time, and whether it is new."""
 
 
 def make_plan(

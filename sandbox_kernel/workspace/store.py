@@ -27,17 +27,7 @@ from sandbox_kernel.workspace import store_users
 from sandbox_kernel.workspace.blobs import Blobs, open_blobs
 from sandbox_kernel.workspace.packs import Packs, PackWriter
 from sandbox_kernel.workspace.reports import Baseline, Change, SaveInfo
-from sandbox_kernel.workspace.trees import (
-    Catalog,
-    Entry,
-    Totals,
-    changes,
-    chunks_below,
-    entries_of,
-    plain,
-    totals_of,
-    walk,
-)
+from sandbox_kernel.workspace.trees import Catalog, Entry, Totals, changes, entries_of, plain, walk
 from sandbox_kernel.workspace.workspaces import Workspaces, new_id
 
 FORMAT = "sandbox-kernel workspace store"
@@ -87,26 +77,18 @@ class Store(Workspaces):
         return self.packs.read(hash_)
 
     def check(self, save: SaveInfo) -> Totals:
-        """Validate all trees of a save; do this before walking them. WorkspaceRefused,
-        StoreDamaged."""
+        """Validate all trees of a save, before a walk. WorkspaceRefused, StoreDamaged."""
         self.packs.load(save.packs)
-        catalog = self.catalog(save.workspace)
-
-        def read(hash_: bytes) -> bytes:
-            catalog.trees.add(hash_)
-            return self.read(hash_)
-
-        root = bytes.fromhex(save.root)
-        return totals_of(read, root, catalog.totals, on_entries=catalog.learn)
+        return self.catalog(save.workspace).add(self.read, save.tree)
 
     def files(self, save: SaveInfo) -> Iterator[tuple[str, Entry]]:
         """Every path of a save, folders before their contents."""
         self.check(save)
-        return walk(self.read, bytes.fromhex(save.root))
+        return walk(self.read, save.tree)
 
-    def lookup(self, root: bytes, path: str) -> Entry | None:
-        """One entry of a tree, by its path."""
-        entry: Entry | None = Entry("", "d", tree=root)
+    def lookup(self, save: SaveInfo, path: str) -> Entry | None:
+        """One entry of a save, by its path."""
+        entry: Entry | None = Entry("", "d", tree=save.tree)
         for part in path.split("/"):
             if entry is None or entry.kind != "d":
                 return None
@@ -118,8 +100,7 @@ class Store(Workspaces):
         for save in (before, after):
             if save is not None:
                 self.check(save)
-        old = bytes.fromhex(before.root) if before is not None else b""
-        return list(changes(self.read, old, bytes.fromhex(after.root)))
+        return list(changes(self.read, before.tree if before is not None else b"", after.tree))
 
     def baseline_files(self, baseline: Baseline) -> dict[str, Entry]:
         """The entries of a baseline by path, with hard links as separate files."""
@@ -141,8 +122,7 @@ class Store(Workspaces):
         return {file.removesuffix(".json") for file in self.blobs.names("doomed")}
 
     def begin(self, name: str) -> tuple[SaveInfo | None, Sequence[str]]:
-        """Within ``saving``, before a save is made: the newest save to build on, and its packs that
-        still exist."""
+        """Within ``saving``: the newest save to build the next one on, and its packs that exist."""
         present = self.packs.names()
         if self.packs.refresh(present) or not present:
             self._look_again()
@@ -160,8 +140,7 @@ class Store(Workspaces):
 
     def publish(self, save: SaveInfo, needs: Collection[str] = ()) -> SaveInfo:
         """Add a save, with a new id; its objects must be in the store. Revives a retired workspace.
-        PacksGone if a pack that it ``needs`` was deleted meanwhile; ``SaveInfo.packs`` is only a
-        hint."""
+        PacksGone if a pack that it ``needs`` was deleted meanwhile."""
         parent = max(self.ids(save.workspace), default="")
         made = replace(
             save,
@@ -238,10 +217,11 @@ class Store(Workspaces):
             return True
         try:
             self.packs.load()
-            chunks = chunks_below(self.read, [bytes.fromhex(save.root)], {})
+            needed = Catalog()
+            needed.add(self.read, save.tree)
         except StoreDamaged:
             return False
-        whole = all(self.packs.find(hash_) is not None for hash_ in chunks)
+        whole = all(self.packs.find(hash_) is not None for hash_ in needed.chunks)
         if whole:
             self._whole.add(save.root)
         return whole

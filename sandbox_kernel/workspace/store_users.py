@@ -15,14 +15,12 @@ import json
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
 
+from sandbox_kernel import host_identity
 from sandbox_kernel.errors import StoreError
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.workspace.blobs import Blobs
@@ -49,8 +47,7 @@ class StoreClaim:
     def alive(self) -> bool:
         if time.time() - self.since > _LONGEST:
             return False
-        ours = self.machine == _machine()
-        return not ours or ProcessId(self.pid, self.start).alive
+        return self.machine != _machine() or ProcessId(self.pid, self.start).alive
 
 
 @contextmanager
@@ -94,12 +91,7 @@ def claims(blobs: Blobs, *, but: str = "") -> list[StoreClaim]:
     return found
 
 
-@cache
 def _machine() -> str:
     """This machine, its boot and its pid namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        boot = space = ""
-    return f"{socket.gethostname()} {boot} {space}"
+    here = host_identity.here()
+    return f"{here['host']} {here['boot']} {here['pids']}"

@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 
-from sandbox_kernel.guest.workspace.nofollow import CREATE, FOLDER, Root, remove
+from sandbox_kernel.guest.workspace.nofollow import CREATE, FOLDER, Root, closing_fd, remove
 from sandbox_kernel.guest.workspace.tree_format import RESERVED, path_parts
 
 TRASH = f"{RESERVED}trash"
@@ -84,12 +84,10 @@ class Trash:
                 fd = os.open(batch, FOLDER, dir_fd=top)
             except NotADirectoryError:
                 continue
-            try:
+            with closing_fd(fd):
                 left -= _allocated(fd, DELETED)
                 if left < 0 and number > 0:
                     remove(fd, DELETED)
-            finally:
-                os.close(fd)
             with contextlib.suppress(OSError):
                 os.rmdir(batch, dir_fd=top)  # if empty
 
@@ -112,8 +110,8 @@ def _allocated(folder: int, name: bytes) -> int:
     except FileNotFoundError:
         return 0
     total = 0
-    for _, _, files, here in os.fwalk(b".", dir_fd=fd, follow_symlinks=False):
-        for file in files:
-            total += os.stat(file, dir_fd=here, follow_symlinks=False).st_blocks * 512
-    os.close(fd)
+    with closing_fd(fd):
+        for _, _, files, here in os.fwalk(b".", dir_fd=fd, follow_symlinks=False):
+            for file in files:
+                total += os.stat(file, dir_fd=here, follow_symlinks=False).st_blocks * 512
     return total

@@ -38,8 +38,7 @@ Read = Callable[[bytes], bytes]
 MOST_FILES = 10_000_000
 MOST_BYTES = 2**50
 MOST_APPARENT = 64
-"""Apparent size of all files, holes included, as a multiple of the quota: a copy, a backup or a
-checksum reads every hole."""
+"""Times the quota: most bytes of all files, holes included. A copy or backup reads every hole."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -107,27 +106,23 @@ def parse_tree(data: bytes | memoryview) -> tuple[list[Entry], list[bytes]]:
 
 def entries_of(read: Read, tree: bytes) -> list[Entry]:
     """All entries of a folder, sorted, each name once."""
-    found, pages = parse_tree(read(tree))
-    entries: list[Entry] = []
-    _append(entries, found)
+    entries, pages = parse_tree(read(tree))
+    _check_order(entries)
     for page in pages:
         found, inner = parse_tree(read(page))
         if inner:
             raise WorkspaceRefused("Invalid tree: an index of indexes.")
-        _append(entries, found)  # at once: an index may name one page many times
+        _check_order([*entries[-1:], *found])  # at once: an index may name one page many times
+        entries += found
     return entries
 
 
-def _append(entries: list[Entry], more: list[Entry]) -> None:
-    before = name_bytes(entries[-1].name) if entries else b""
-    for entry in more:
-        name = name_bytes(entry.name)
+def _check_order(entries: list[Entry]) -> None:
+    for before, name in itertools.pairwise(name_bytes(entry.name) for entry in entries):
         if name <= before:
             raise WorkspaceRefused(
-                f"Invalid tree: names doubled or out of order ({printable(entry.name)!r})."
+                f"Invalid tree: names doubled or out of order ({printable(name_text(name))!r})."
             )
-        before = name
-    entries += more
 
 
 def totals_of(
@@ -185,20 +180,6 @@ def totals_of(
         return made
 
     return total(tree, 0)
-
-
-def chunks_below(
-    read: Read, trees: Iterable[bytes], memory: MutableMapping[bytes, Totals]
-) -> set[bytes]:
-    """Hashes of all chunks of these trees; but for folders that are in ``memory``."""
-    found: set[bytes] = set()
-
-    def learn(entries: Sequence[Entry]) -> None:
-        found.update(hash_ for entry in entries for _, hash_, _ in entry.pieces())
-
-    for tree in trees:
-        totals_of(read, tree, memory, on_entries=learn)
-    return found
 
 
 def walk(read: Read, tree: bytes, prefix: str = "") -> Iterator[tuple[str, Entry]]:
@@ -394,7 +375,7 @@ def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
 
 @dataclass
 class Catalog:
-    """The objects that this process knows one workspace has."""
+    """Objects that this process knows a workspace, or some trees, to have."""
 
     totals: dict[bytes, Totals] = field(default_factory=dict)
     """Of folders."""
@@ -403,7 +384,15 @@ class Catalog:
     chunks: dict[bytes, int] = field(default_factory=dict)
     """Hash -> length."""
 
-    def learn(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            for _, hash_, length in entry.pieces():
-                self.chunks[hash_] = length
+    def add(self, read: Read, tree: bytes) -> Totals:
+        """Add a tree with all that is below it, except for folders whose totals are known."""
+
+        def read_tree(hash_: bytes) -> bytes:
+            self.trees.add(hash_)
+            return read(hash_)
+
+        def learn(entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                self.chunks.update((hash_, length) for _, hash_, length in entry.pieces())
+
+        return totals_of(read_tree, tree, self.totals, on_entries=learn)

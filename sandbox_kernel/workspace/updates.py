@@ -17,19 +17,13 @@ from pathlib import Path
 from sandbox_kernel.errors import WorkspaceError
 from sandbox_kernel.guest.workspace.nofollow import Root
 from sandbox_kernel.workspace.imports import add_tree, publish_tree, scan_folder
-from sandbox_kernel.workspace.reports import Baseline, Quota, SaveInfo, UpdateReport, UploadPolicy
+from sandbox_kernel.workspace.reports import Baseline, SaveInfo, UpdateReport, UploadPolicy
 from sandbox_kernel.workspace.store import Store
 from sandbox_kernel.workspace.trees import Entry, is_blocked, plain, same_contents, walk
 
 
 def update_from_folder(
-    store: Store,
-    name: str,
-    folder: str | Path,
-    policy: UploadPolicy,
-    *,
-    notebook: str = "",
-    quota: Quota | None = None,
+    store: Store, name: str, folder: str | Path, policy: UploadPolicy, *, notebook: str
 ) -> UpdateReport:
     """Save the changes of a host folder since its last import or export in workspace ``name``,
     which must have a save. Blocks: call it in a thread.
@@ -45,9 +39,9 @@ def update_from_folder(
         store.check(latest)
         known = store.baseline(name, path)
         before = store.baseline_files(known)
-        found = scan_folder(store, path, policy, quota, before=before, taken=known.taken)
+        found = scan_folder(store, path, policy, before=before, taken=known.taken)
         work = _Update(
-            dict(walk(store.read, bytes.fromhex(latest.root))),
+            dict(walk(store.read, latest.tree)),
             before,
             plain(walk(store.read, found.root)),
             set(known.made),

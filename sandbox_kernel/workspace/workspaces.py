@@ -186,8 +186,7 @@ class Workspaces:
         self.remove(name)
 
     def retire(self, name: str) -> bool:
-        """The notebook was deleted: hide the workspace, until ``gc`` deletes it after the grace
-        time. False if there is none."""
+        """The notebook was deleted: hide its workspace until ``gc``. False if there is none."""
         if not self.ids(name):
             return False
         self._put(f"workspaces/{name}/retired.json", {"since": time.time()})
@@ -208,8 +207,7 @@ class Workspaces:
         return True
 
     def remove(self, name: str, at: str = "") -> bool:
-        """Delete all saves of a workspace, or one; ``gc`` frees the space. False if there are
-        none."""
+        """Delete one save, or a workspace; ``gc`` frees the space. False if there was none."""
         ids = [self.find(name, at).id] if at else self.ids(name)
         for id_ in ids:
             self._delete_save(name, id_)
@@ -233,8 +231,7 @@ class Workspaces:
             found = self._json(_path(name, "baselines", _folder_key(folder)))
         except FileNotFoundError:
             return Baseline()
-        lists = {key: found.get(key, ()) for key in ("apart", "made", "replaced")}
-        return Baseline(bytes.fromhex(found["root"]), taken=found.get("taken", 0.0), **lists)
+        return parsed(Baseline, {**found, "root": bytes.fromhex(found["root"])})
 
     def set_baseline(self, name: str, folder: str, baseline: Baseline) -> None:
         value = {**asdict(baseline), "folder": folder, "root": baseline.root.hex()}
@@ -244,7 +241,7 @@ class Workspaces:
         """The trees of all saves and baselines of a workspace."""
         for id_ in self.ids(name):
             with suppress(WorkspaceNotFound):  # removed just now
-                yield bytes.fromhex(self.load(name, id_).root)
+                yield self.load(name, id_).tree
         for id_ in self._ids(name, "baselines"):
             with suppress(FileNotFoundError):
                 yield bytes.fromhex(self._json(_path(name, "baselines", id_))["root"])
@@ -274,20 +271,18 @@ def check_workspace_name(name: str) -> str:
     return check_name(name, "A workspace name")
 
 
-def name_for_notebook(path: str, scope: str = "") -> str:
-    """The default workspace of a notebook: readable, and unique to path and scope, such as
-    ``work-demo-3f2a9c41``."""
+def name_for_notebook(path: str) -> str:
+    """The workspace of a notebook, named after its path, such as ``work-demo-3f2a9c41``."""
     plain = unicodedata.normalize("NFKD", path.removesuffix(NOTEBOOK))
     plain = plain.encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[-_LONGEST_SLUG:].strip("-")
-    identity = f"{scope}\0{path}".encode("utf-8", "surrogateescape")
+    identity = f"\0{path}".encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(identity).hexdigest()[:8]
     return check_workspace_name(f"{slug or 'notebook'}-{digest}")
 
 
 def new_id(after: str) -> str:
-    """An id for a save. Ids sort by time, and this one behind ``after`` even if the clock went
-    back."""
+    """An id for a save. Ids sort by time, this one behind ``after`` even if the clock went back."""
     now = time.time_ns()
     if after and _format_id(now)[:25] <= after[:25]:
         then = time.strptime(after[:15], "%Y%m%dt%H%M%S")

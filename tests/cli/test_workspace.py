@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.cli import main, progress
+from sandbox_kernel.cli import main
+from sandbox_kernel.cli.formatting import ProgressLine
 from sandbox_kernel.workspace import Progress
 
 from .running import Cli
@@ -84,7 +85,7 @@ def test_what_came_before_is_not_kept(cli: Cli, saved: Path) -> None:
     ok(cli, "gc", "--keep", "1")
     refused = cli("workspace", "restore", "demo")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "no save before the newest one is kept" in refused.stderr
+    assert "has no save before the newest one" in refused.stderr
     ran = cli("workspace", "diff", "demo")
     assert [line[0] for line in ran.stdout.splitlines()] == ["A", "A", "A"]
     assert "not kept any more" in ran.stderr
@@ -147,8 +148,8 @@ def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) ->
     """One line, which is gone in the end."""
     for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stderr)
-        with progress.shown() as line:
+        with ProgressLine() as line:
             line.files(Progress("scan", 12, 34_000_000))
-            line.files(Progress("scan", 13, 35_000_000))  # too soon to be told
+            line.files(Progress("scan", 13, 35_000_000))  # too soon to be shown
         said = stderr.getvalue()
         assert said == ("\r12 files, 34 MB\r               \r" if shown else "")

@@ -210,7 +210,7 @@ class Actor(threading.Thread):
         latest = store.latest(name_for_notebook(str(self._server.root / self.path)))
         if latest is None:
             return -1
-        entry = store.lookup(bytes.fromhex(latest.root), "count")
+        entry = store.lookup(latest, "count")
         return int(b"".join(store.read(piece[1]) for piece in entry.pieces())) if entry else -1
 
     def _recover(self) -> None:

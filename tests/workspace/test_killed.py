@@ -155,7 +155,7 @@ def test_two_processes_at_once(store: Store, tmp_path: Path) -> None:
     check(store)
     for name, saves in zip(("one", "two"), made, strict=True):
         for number, id_ in enumerate(saves):
-            entry = store.lookup(bytes.fromhex(store.find("work", id_).root), "mine")
+            entry = store.lookup(store.find("work", id_), "mine")
             assert entry is not None
             data = b"".join(store.read(hash_) for _, hash_, _ in entry.pieces())
             assert data.decode() == f"{tmp_path / name}{number}"

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Print a completion script for a shell.
 
     examples:
@@ -34,7 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     names |= {"zsh": _ZSH, "preamble": {**names["preamble"], "zsh": f"{_ZSH}() {{ {_ZSH_BODY} }}"}}
     _name_words(parser, names)
     print(shtab.complete(parser, arguments.shell))
-    return 0
 
 
 def _name_words(parser: argparse.ArgumentParser, sandboxes: object) -> None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
+from sandbox_kernel.cli.foreground import within
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import Commands, add_command, add_timeout, add_which_backend
-from sandbox_kernel.errors import ExecFailed, SandboxTimeout
+from sandbox_kernel.cli.options import Commands, add_command, quota_of
+from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.guest import copy_stream
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
@@ -30,15 +31,14 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "cp", run, usage="NAME:PATH PATH | PATH NAME:PATH")
     parser.add_argument("source", metavar="SOURCE", help="NAME:PATH, or a path here")
     parser.add_argument("target", metavar="TARGET", help="NAME:PATH, or a path here")
-    parser.add_argument("-f", "--force", action="store_true", help="replace a file that is here")
-    parser.add_argument("--hidden", action="store_true", help="also names that begin with a dot")
-    add_timeout(parser, 3600.0)
-    parser.add_argument("--max-files", type=int, metavar="N", help="default: 500,000")
-    parser.add_argument("--max-bytes", type=int, metavar="N", help="default: 20 GiB")
-    add_which_backend(parser)
+    parser.add_flag("-f", "--force", help="replace a file that is here")
+    parser.add_flag("--hidden", help="also names that begin with a dot")
+    parser.add_timeout(3600.0)
+    parser.add_quota()
+    parser.add_which_backend()
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Copy files or folders into a sandbox, or out of it.
 
     One of the two is NAME:PATH, with a path in the sandbox (relative to /workspace). A copy into an
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     source, target = split(arguments.source), split(arguments.target)
     if (source is None) == (target is None):
         arguments.parser.error("one of the two is NAME:PATH, and the other a path here")
-    return foreground.run(_copy(arguments, source, target))
+    foreground.run(_copy(arguments, source, target))
 
 
 def split(text: str) -> tuple[str, str] | None:
@@ -69,35 +69,29 @@ def split(text: str) -> tuple[str, str] | None:
 
 async def _copy(
     arguments: argparse.Namespace, source: tuple[str, str] | None, target: tuple[str, str] | None
-) -> int:
+) -> None:
     name, path = source or target or ("", "")
     async with sandbox(name, arguments.backend) as (_, handle):
-        try:
-            async with asyncio.timeout(arguments.timeout):
-                if source:
-                    return await _out(handle, path, arguments)
-                return await _in(handle, arguments.source, path or ".")
-        except SandboxTimeout:
-            raise
-        except TimeoutError:
-            raise SandboxTimeout(
-                f"The copy from or to sandbox {handle.name!r} did not end within "
-                f"{arguments.timeout:g} s. Give a longer --timeout."
-            ) from None
+        problem = (
+            f"The copy from or to sandbox {handle.name!r} did not end within "
+            f"{arguments.timeout:g} s. Give a longer --timeout."
+        )
+        async with within(arguments.timeout, problem):
+            if source:
+                await _out(handle, path, arguments)
+            else:
+                await _in(handle, arguments.source, path or ".")
 
 
-async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) -> int:
-    # lazy: start-up time
-    from sandbox_kernel.workspace.copy_out import CopyWriter
-    from sandbox_kernel.workspace.reports import Quota
+async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) -> None:
+    from sandbox_kernel.workspace.copy_out import CopyWriter  # lazy: start-up time
 
-    given = {"max_files": arguments.max_files, "max_bytes": arguments.max_bytes}
     receiver = CopyWriter(
         arguments.target,
         (path or handle.workdir).rstrip("/").rpartition("/")[2] or handle.name,
         force=arguments.force,
         hidden=arguments.hidden,
-        quota=Quota(**{key: value for key, value in given.items() if value}),
+        quota=quota_of(arguments),
     )
     try:
         stream = await handle.open_stream(_command(handle, "out", path or "."))
@@ -107,7 +101,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
                 if not data:
                     raise ExecFailed(
                         f"Sandbox {handle.name!r} stopped sending files: "
-                        f"{await _said(handle, stream)}"
+                        f"{await _last_output(handle, stream)}"
                     )
                 if await asyncio.to_thread(receiver.feed, data):
                     break
@@ -118,13 +112,11 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
     if len(receiver.skipped) > _MOST_SKIPPED:
         note(f"Left out: {len(receiver.skipped) - _MOST_SKIPPED} more.")
     print(f"{printable(receiver.path)}: {receiver.files} files, {receiver.bytes} bytes")
-    return 0
 
 
-async def _in(handle: SandboxHandle, source: str, path: str) -> int:
+async def _in(handle: SandboxHandle, source: str, path: str) -> None:
     path_here = await asyncio.to_thread(Path(source).resolve, strict=True)
-    name = path_here.name
-    stream = await handle.open_stream(_command(handle, "in", path, name))
+    stream = await handle.open_stream(_command(handle, "in", path, path_here.name))
     async with stream:
         pieces = copy_stream.entries(str(path_here))
         try:
@@ -133,12 +125,11 @@ async def _in(handle: SandboxHandle, source: str, path: str) -> int:
             await _in_time(handle, stream.close_stdin())
         except (BrokenPipeError, ConnectionError):
             pass  # the other side says why it stopped reading
-        said = await _said(handle, stream)
+        said = await _last_output(handle, stream)
         code = await _in_time(handle, stream.wait())
     if code != 0:
         raise ExecFailed(f"{source} was not copied into sandbox {handle.name!r}: {said}")
     print(f"{handle.name}:{printable(path)}: {said} files")
-    return 0
 
 
 def _command(handle: SandboxHandle, *arguments: str) -> list[str]:
@@ -146,7 +137,7 @@ def _command(handle: SandboxHandle, *arguments: str) -> list[str]:
     return [handle.python or "python3", "-I", "-c", program, *arguments]
 
 
-async def _said(handle: SandboxHandle, stream: ExecStream) -> str:
+async def _last_output(handle: SandboxHandle, stream: ExecStream) -> str:
     """The end of its output, on both streams."""
     said = bytearray()
     for read in (stream.read, stream.read_stderr):
@@ -156,9 +147,6 @@ async def _said(handle: SandboxHandle, stream: ExecStream) -> str:
 
 
 async def _in_time(handle: SandboxHandle, doing: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(doing, PATIENCE)
-    except TimeoutError:
-        raise SandboxTimeout(
-            f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
-        ) from None
+    problem = f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
+    async with within(PATIENCE, problem):
+        return await doing

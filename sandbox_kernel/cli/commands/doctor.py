@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import print_json
-from sandbox_kernel.cli.options import Commands, add_command, add_json
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend, no_backend
 from sandbox_kernel.sandboxes.base import Diagnosis
@@ -25,7 +25,7 @@ _MARKS = {True: "v", False: "x", None: "!"}
 def add(commands: Commands) -> None:
     parser = add_command(commands, "doctor", run)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
-    add_json(parser)
+    parser.add_json()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         raise no_backend(unknown[0])
     asked = arguments.backends or backend_names()
-    found = foreground.run(_diagnose_all(asked))
+    found = dict(zip(asked, foreground.run(_diagnose_all(asked)), strict=True))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
     if arguments.json:
         checks = {name: [asdict(check) for check in found[name]] for name in asked}
@@ -64,9 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(works.get(backend, False) for backend in needed) else 1
 
 
-async def _diagnose_all(backends: Sequence[str]) -> dict[str, Sequence[Diagnosis]]:
-    found = await asyncio.gather(*(diagnose(backend) for backend in backends))
-    return dict(zip(backends, found, strict=True))
+async def _diagnose_all(backends: Sequence[str]) -> list[Sequence[Diagnosis]]:
+    return await asyncio.gather(*map(diagnose, backends))
 
 
 def _print(check: Diagnosis) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
-from sandbox_kernel.cli.options import Commands, add_command, add_sandbox, add_timeout
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.cli.streams import STDIN, STDOUT, AttachedCommand, raw_terminal, terminal_size
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.sandboxes.command import Command
@@ -21,18 +21,13 @@ SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh
 def add(commands: Commands) -> None:
     usage = "NAME [options] [--] CMD [ARGS...]"
     parser = add_command(commands, "exec", run, usage=usage, takes_command=True, bare=True)
-    add_sandbox(parser)
-    add_timeout(parser)
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set an environment variable; may be repeated",
-    )
+    parser.add_sandbox()
+    parser.add_timeout()
+    about = "set an environment variable; may be repeated"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help=about)
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
     usage = "NAME [[--] CMD [ARGS...]]"
-    add_sandbox(add_command(commands, "shell", shell, usage=usage, takes_command=False, bare=True))
+    add_command(commands, "shell", shell, usage=usage, takes_command=False, bare=True).add_sandbox()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,8 +84,8 @@ def on_terminal(work: Callable[[AttachedCommand], Coroutine[Any, Any, int]]) -> 
     """Run what uses an AttachedCommand with a terminal, with our own in raw mode."""
     if not (os.isatty(STDIN) and os.isatty(STDOUT)):
         raise SandboxError(
-            "A terminal is needed, but stdin or stdout is none. Use `sandbox-kernel exec` to run "
-            "a command without one."
+            "A terminal is needed, but stdin or stdout is not one. Use `sandbox-kernel exec` to "
+            "run a command without a terminal."
         )
     attached = AttachedCommand()
     with raw_terminal():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandbox_kernel.cli.foreground import Interrupted
 from sandbox_kernel.cli.formatting import age, note, print_json, table
-from sandbox_kernel.cli.options import Commands, add_command, add_group, add_json
+from sandbox_kernel.cli.options import Commands, add_command, add_group
 from sandbox_kernel.untrusted_text import printable
 
 _NAME_HELP = "as `image list` shows it"
@@ -23,35 +23,24 @@ def add(commands: Commands) -> None:
     inner = add_group(commands, "image", _image)
     build = add_command(inner, "build", _build)
     build.add_argument("-t", "--tag", required=True, metavar="NAME", help="name of the image")
-    build.add_argument(
-        "--from",
-        dest="source",
-        default="debian",
-        metavar="BASE",
-        help="debian (the default), a folder or archive with a root file system or an OCI layout, "
-        "or an image by its name",
+    about = (
+        "debian (the default), a folder or archive with a root file system or an OCI layout, or an "
+        "image by its name"
     )
-    build.add_argument(
-        "--with",
-        dest="requirements",
-        type=Path,
-        metavar="FILE",
-        help="requirements.txt of packages to install, as wheels",
-    )
+    build.add_argument("--from", dest="source", default="debian", metavar="BASE", help=about)
+    about = "requirements.txt of packages to install, as wheels"
+    build.add_argument("--with", dest="requirements", type=Path, metavar="FILE", help=about)
     build.add_argument("--python", metavar="PATH", help="the interpreter, if not python3 on PATH")
-    add_json(add_command(inner, "list", _list), quiet=True)
+    add_command(inner, "list", _list).add_json(quiet=True)
     rm = add_command(inner, "rm", _rm)
     rm.add_argument("names", nargs="+", metavar="NAME", help=_NAME_HELP)
     export = add_command(inner, "export", _export)
     export.add_argument("name", metavar="NAME", help=_NAME_HELP)
-    export.add_argument(
-        "target",
-        metavar="TARGET",
-        help="a file; - for the standard output; a folder, if it ends with / or is one",
-    )
+    about = "a file; - for the standard output; a folder, if it ends with / or is one"
+    export.add_argument("target", metavar="TARGET", help=about)
 
 
-def _image(arguments: argparse.Namespace) -> int:
+def _image(arguments: argparse.Namespace) -> None:
     """Build and manage images for backends that boot one.
 
     An image that is built here is used by its name, as in `install BACKEND --image NAME`.
@@ -61,10 +50,9 @@ def _image(arguments: argparse.Namespace) -> int:
       sandbox-kernel image list
       sandbox-kernel image export py - | docker load
     """
-    return 2
 
 
-def _build(arguments: argparse.Namespace) -> int:
+def _build(arguments: argparse.Namespace) -> None:
     """Make an image with Python and ipykernel.
 
     Needs no Docker, and root only for --from debian where there is debootstrap but no mmdebstrap.
@@ -88,10 +76,9 @@ def _build(arguments: argparse.Namespace) -> int:
         )
     note(f"Built {arguments.tag}: {built.interpreter.target}, in {built.path}")
     print(built.digest)
-    return 0
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     """List the images that were built here.
 
     With --json: a list of objects with the keys name, digest, size (bytes), python, architecture,
@@ -124,10 +111,9 @@ def _list(arguments: argparse.Namespace) -> int:
             for image in found
         ]
         print(table([_HEADING, *rows]))
-    return 0
 
 
-def _rm(arguments: argparse.Namespace) -> int:
+def _rm(arguments: argparse.Namespace) -> None:
     """Remove images.
 
     Sandboxes that were made from them live on. An image that does not exist counts as removed.
@@ -142,10 +128,9 @@ def _rm(arguments: argparse.Namespace) -> int:
             print(printable(name))
         else:
             note(f"There is no image {name!r}. Nothing to remove.")
-    return 0
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     """Write an image to a file or folder, for other tools.
 
     The file is an OCI archive that `docker load`, `podman load`, `msb load` and skopeo read.
@@ -155,23 +140,18 @@ def _export(arguments: argparse.Namespace) -> int:
       sandbox-kernel image export py ./py-layout/
       sandbox-kernel image export py - | docker load
     """
-    from sandbox_kernel.images.image_store import (  # lazy: start-up time
-        export_archive,
-        export_file,
-        export_folder,
-    )
+    from sandbox_kernel.images import image_store  # lazy: start-up time
 
     target = Path(arguments.target)
     with _ended_by_signals():
         if arguments.target == "-":
             if sys.stdout.isatty():
                 arguments.parser.error("an archive is not for a terminal: name a file, or pipe it")
-            export_archive(arguments.name, sys.stdout.buffer)
+            image_store.export_archive(arguments.name, sys.stdout.buffer)
         elif arguments.target.endswith("/") or target.is_dir():
-            export_folder(arguments.name, target)
+            image_store.export_folder(arguments.name, target)
         else:
-            export_file(arguments.name, target)
-    return 0
+            image_store.export_file(arguments.name, target)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.doctor import diagnose
 from sandbox_kernel.cli.formatting import note, print_json, table
-from sandbox_kernel.cli.options import Commands, add_command, add_json, add_settings, given_settings
+from sandbox_kernel.cli.options import Commands, add_command, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -22,28 +22,21 @@ def add(commands: Commands) -> None:
     parser.add_argument("backend", metavar="BACKEND", help="local, or another that `doctor` lists")
     parser.add_argument("--name", metavar="NAME", help="the kernel's name (default: sandbox-...)")
     parser.add_argument("--display-name", metavar="TEXT", help="its title in Jupyter")
-    parser.add_argument(
-        "--language", metavar="LANGUAGE", help="of the kernel behind -- (default: python)"
-    )
-    parser.add_argument(
-        "--launcher",
-        action="store_true",
-        help="for clients that start kernels without jupyter_client, such as VS Code",
-    )
-    parser.add_argument(
-        "--unchecked", action="store_true", help="do not try first whether the backend works here"
-    )
+    about = "of the kernel behind -- (default: python)"
+    parser.add_argument("--language", metavar="LANGUAGE", default="python", help=about)
+    about = "for clients that start kernels without jupyter_client, such as VS Code"
+    parser.add_flag("--launcher", help=about)
+    parser.add_flag("--unchecked", help="do not try first whether the backend works here")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="install for this user only")
-    place.add_argument(
-        "--prefix", metavar="FOLDER", help="install there (default: this Python's environment)"
-    )
-    add_settings(parser, of=KernelConfiguration, leave_out="backend")
+    about = "install there (default: this Python's environment)"
+    place.add_argument("--prefix", metavar="FOLDER", help=about)
+    parser.add_settings(of=KernelConfiguration, leave_out="backend")
     # A sandbox's name in a kernelspec would let only one kernel run at a time.
-    add_settings(parser, of=SandboxSpec, leave_out="name")
+    parser.add_settings(of=SandboxSpec, leave_out="name")
     parser = add_command(commands, "uninstall", uninstall)
     parser.add_argument("name", metavar="NAME", help="the kernel's name, as `list` shows it")
-    add_json(add_command(commands, "list", list_))
+    add_command(commands, "list", list_).add_json()
 
 
 def install(arguments: argparse.Namespace) -> int:
@@ -87,7 +80,7 @@ def install(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         config=values,
         argv=arguments.command or None,
-        language=arguments.language or "python",
+        language=arguments.language,
         launcher=arguments.launcher,
         user=arguments.user,
         prefix=arguments.prefix,
@@ -127,7 +120,7 @@ def _check_launcher(arguments: argparse.Namespace, values: dict[str, object]) ->
         )
 
 
-def uninstall(arguments: argparse.Namespace) -> int:
+def uninstall(arguments: argparse.Namespace) -> None:
     """Remove a kernel that `install` made.
 
     Kernels of other projects and running sandboxes are left alone.
@@ -138,10 +131,9 @@ def uninstall(arguments: argparse.Namespace) -> int:
     from sandbox_kernel.jupyter.kernelspec import remove_kernelspec  # lazy: start-up time
 
     print(f"Removed {remove_kernelspec(arguments.name)}")
-    return 0
 
 
-def list_(arguments: argparse.Namespace) -> int:
+def list_(arguments: argparse.Namespace) -> None:
     """List the sandboxed kernels that can be chosen in Jupyter.
 
     With --json: a list of objects with the keys name, display_name, backend, launcher, path,
@@ -163,4 +155,3 @@ def list_(arguments: argparse.Namespace) -> int:
         for spec in found:
             if spec.outdated:
                 note(spec.advice)
-    return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.options import Commands, add_command, add_sandbox_settings, configured
+from sandbox_kernel.cli.options import Commands, add_command, configured
 from sandbox_kernel.errors import SpecError
 
 _log = logging.getLogger(__name__)
@@ -21,16 +21,13 @@ _log = logging.getLogger(__name__)
 def add(commands: Commands) -> None:
     usage = "-f CONNECTION_FILE [options] [-- KERNEL ARGV...]"
     parser = add_command(commands, "launch", run, usage=usage, takes_command=False)
-    parser.add_argument(
-        "-f", "--connection-file", required=True, metavar="CONNECTION_FILE", help="as Jupyter's"
-    )
-    parser.add_argument(
-        "--config-file", metavar="FILE", help="the kernelspec's config, as JSON; options win"
-    )
-    parser.add_argument(
-        "--config", metavar="JSON", help="the config itself; every user of this host can see it"
-    )
-    add_sandbox_settings(parser)
+    file = "CONNECTION_FILE"
+    parser.add_argument("-f", "--connection-file", required=True, metavar=file, help="as Jupyter's")
+    about = "the kernelspec's config, as JSON; options win"
+    parser.add_argument("--config-file", metavar="FILE", help=about)
+    about = "the config itself; every user of this host can see it"
+    parser.add_argument("--config", metavar="JSON", help=about)
+    parser.add_sandbox_settings()
 
 
 def run(arguments: argparse.Namespace) -> int:

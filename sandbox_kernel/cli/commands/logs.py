@@ -7,7 +7,7 @@ import asyncio
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
-from sandbox_kernel.cli.options import Commands, add_command, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.untrusted_text import printable
 
 INTERVAL = 0.5
@@ -16,16 +16,13 @@ _MARK = 1000
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "logs", run)
-    add_sandbox(parser)
-    parser.add_argument(
-        "-n", "--tail", type=int, metavar="N", help="only the last N lines (default: all)"
-    )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="print new lines until the sandbox ends"
-    )
+    parser.add_sandbox()
+    about = "only the last N lines (default: all)"
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help=about)
+    parser.add_flag("-f", "--follow", help="print new lines until the sandbox ends")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Show a sandbox's log.
 
     The sandbox and its agent write it; control characters are escaped. Output of the kernel process
@@ -37,16 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
       sandbox-kernel logs -n 20 kernel-1a2b3c4d
       sandbox-kernel logs -f work/demo.ipynb
     """
-    foreground.run(
-        _logs(arguments.name, arguments.backend, arguments.tail, follow=arguments.follow)
-    )
-    return 0
+    foreground.run(_logs(arguments))
 
 
-async def _logs(name: str, backend: str | None, tail: int | None, *, follow: bool) -> None:
-    async with sandbox(name, backend) as (_, handle):
-        _print(await handle.logs(tail=tail))
-        if not follow:
+async def _logs(arguments: argparse.Namespace) -> None:
+    async with sandbox(arguments.name, arguments.backend) as (_, handle):
+        _print(await handle.logs(tail=arguments.tail))
+        if not arguments.follow:
             return
         shown = await handle.logs()
         while True:

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.foreground import each, named
-from sandbox_kernel.cli.options import Commands, add_command, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
 
 def add(commands: Commands) -> None:
-    add_sandbox(add_command(commands, "pause", pause), several="+")
-    add_sandbox(add_command(commands, "resume", resume), several="+")
+    add_command(commands, "pause", pause).add_sandbox(several="+")
+    add_command(commands, "resume", resume).add_sandbox(several="+")
 
 
 def pause(arguments: argparse.Namespace) -> int:

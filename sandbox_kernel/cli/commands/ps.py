@@ -9,7 +9,7 @@ import time
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.formatting import age, limit, note, print_json, short_path, table, used
-from sandbox_kernel.cli.options import Commands, add_command, add_json, add_sandbox
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.sandboxes.base import Usage
 from sandbox_kernel.untrusted_text import printable
 
@@ -20,15 +20,15 @@ _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", 
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "ps", run)
-    parser.add_argument("-a", "--all", action="store_true", help="also those that have stopped")
-    add_json(parser, quiet=True)
+    parser.add_flag("-a", "--all", help="also those that have stopped")
+    parser.add_json(quiet=True)
     parser = add_command(commands, "stats", stats)
-    add_sandbox(parser, several="*")
-    parser.add_argument("-f", "--follow", action="store_true", help="repeat until Ctrl-C")
-    add_json(parser)
+    parser.add_sandbox(several="*", default=" (default: all)")
+    parser.add_flag("-f", "--follow", help="repeat until Ctrl-C")
+    parser.add_json()
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """List sandboxes.
 
     KERNEL is the process id of the kernel in the sandbox, 'yes' if its id is not known, 'not yet',
@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(printable(one.info.name))
     else:
         print(table([_HEADING, *map(_row, shown)]))
-    return 0
 
 
 def _plain(found: FoundSandbox) -> dict[str, object]:
@@ -108,12 +107,12 @@ def _kernel(found: FoundSandbox) -> str:
     return "not yet" if found.starting else str(found.kernel_pid or "yes")
 
 
-def stats(arguments: argparse.Namespace) -> int:
+def stats(arguments: argparse.Namespace) -> None:
     """Show what sandboxes use, and their limits.
 
     CPU is the use of CPUs within one second, in percent of one. With --json: a list of objects
     with the keys name, backend, notebook, cpu_percent, memory_used_mib, memory_limit_mib,
-    processes, processes_limit; null if the backend does not tell.
+    processes, processes_limit; null if the backend does not say.
 
     examples:
       sandbox-kernel stats
@@ -127,11 +126,9 @@ def stats(arguments: argparse.Namespace) -> int:
             print_json([_plain_use(*row) for row in rows])
         else:
             heading = ("NAME", "CPU", "MEMORY", "PROCESSES", "NOTEBOOK")
-            print(
-                table([heading, *(_use_row(found, percent) for found, percent in rows)]), flush=True
-            )
+            print(table([heading, *(_use_row(*row) for row in rows)]), flush=True)
         if not arguments.follow:
-            return 0
+            return
         print(flush=True)
 
 

@@ -13,7 +13,7 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import SANDBOX_HELP, Commands, add_command, add_which_backend
+from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
@@ -23,20 +23,11 @@ from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=SANDBOX_HELP)
-    parser.add_argument("-a", "--all", action="store_true", help="all, but for running kernels")
-    parser.add_argument(
-        "-f",
-        "--force",
-        action="store_true",
-        help="unsaved files, and with --all running kernels, too",
-    )
-    parser.add_argument(
-        "--left",
-        action="store_true",
-        help="those that wait for a stopped server or a killed process, when their files are saved",
-    )
-    add_which_backend(parser)
+    parser.add_sandbox(several="*")
+    parser.add_flag("-a", "--all", help="all except running kernels")
+    parser.add_flag("-f", "--force", help="unsaved files, and with --all running kernels, too")
+    about = "those that wait for a stopped server or a killed process, when their files are saved"
+    parser.add_flag("--left", help=about)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,13 +12,7 @@ import shlex
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
 from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import (
-    Commands,
-    add_command,
-    add_sandbox_settings,
-    add_timeout,
-    configured,
-)
+from sandbox_kernel.cli.options import Commands, add_command, configured
 from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -33,10 +27,10 @@ _WHY_TIMEOUT = 5.0
 def add(commands: Commands) -> None:
     usage = "[options] [--] CMD [ARGS...]"
     parser = add_command(commands, "run", run, usage=usage, takes_command=True, bare=True)
-    add_timeout(parser)
+    parser.add_timeout()
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
-    parser.add_argument("-t", "--tty", action="store_true", help="with a terminal, as `shell`")
-    add_sandbox_settings(parser)
+    parser.add_flag("-t", "--tty", help="with a terminal, as `shell`")
+    parser.add_sandbox_settings()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,11 +66,11 @@ async def _run_once(
             command = Command(arguments.command, env, arguments.cwd, tty=size)
             code = await attached.exec(handle, command, timeout=arguments.timeout)
             if code:
-                await _tell_why(handle)
-                _tell_unseen(arguments, configuration.spec)
+                await _explain_kill(handle)
+                _hint_at_hidden_file(arguments, configuration.spec)
             return code
         except ExecFailed:
-            _tell_unseen(arguments, configuration.spec)
+            _hint_at_hidden_file(arguments, configuration.spec)
             raise
         finally:
             await asyncio.shield(client.remove(handle.name))
@@ -84,7 +78,7 @@ async def _run_once(
         await client.close()
 
 
-async def _tell_why(handle: SandboxHandle) -> None:
+async def _explain_kill(handle: SandboxHandle) -> None:
     """An exit code does not say that the sandbox itself has killed something."""
     with contextlib.suppress(SandboxError, TimeoutError):  # the exit code is what counts
         info = await asyncio.wait_for(handle.info(), _WHY_TIMEOUT)
@@ -99,7 +93,7 @@ async def _tell_why(handle: SandboxHandle) -> None:
             note(f"Sandbox {handle.name!r} killed a process: {info.last_kill}.")
 
 
-def _tell_unseen(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
+def _hint_at_hidden_file(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
     """A command that failed may have missed a file of this folder."""
     if spec.volume or arguments.cwd:
         return  # there may be one of that name

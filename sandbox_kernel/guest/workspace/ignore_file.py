@@ -14,8 +14,7 @@ MAX_IGNORE = 64 * 1024
 
 
 class Rules:
-    """Compiled rules: pairs of a regular expression and whether a matching path is ignored. The
-    last matching rule decides."""
+    """Regular expressions, and whether a matching path is ignored. The last match decides."""
 
     def __init__(self, rules: "Sequence[Tuple[str, bool]]") -> None:
         self._rules = [(re.compile(pattern).match, ignored) for pattern, ignored in rules]
@@ -43,8 +42,8 @@ def identity(text: bytes) -> str:
 
 
 def read_ignore(root: str) -> bytes:
-    """The ignore file of a folder; empty if there is none. The host uses it, too, before an upload.
-    IgnoreRefused, for a symlink, too."""
+    """The ignore file of a folder, on the host or in the sandbox; empty if there is none.
+    IgnoreRefused, also for a symlink."""
     path = os.path.join(root, IGNORE_FILE)
     try:
         fd = os.open(path, READ)

@@ -71,17 +71,16 @@ class Messages:
 
     def _take(self, size: int) -> "bytes | bytearray":
         have = self._end - self._start
-        if have >= size:
-            data = bytes(memoryview(self._buffer)[self._start : self._start + size])
-            self._start += size
-            return data
-        if size <= _BUFFER // 4:
+        if have < size <= _BUFFER // 4:
             self._buffer[:have] = self._buffer[self._start : self._end]
             self._start, self._end = 0, have
             while self._end < size:
                 self._end += self._read(memoryview(self._buffer)[self._end :])
-            self._start = size
-            return bytes(memoryview(self._buffer)[:size])
+            have = self._end
+        if have >= size:
+            data = bytes(memoryview(self._buffer)[self._start : self._start + size])
+            self._start += size
+            return data
         large = bytearray(size)
         large[:have] = self._buffer[self._start : self._end]
         self._start = self._end = 0

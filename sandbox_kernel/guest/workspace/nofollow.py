@@ -6,7 +6,8 @@ is opened relative to its parent, with O_NOFOLLOW.
 
 import os
 import stat
-from typing import List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from .tree_format import path_parts
 
@@ -92,6 +93,15 @@ class Root:
             self.forget()
 
 
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """A descriptor that is closed when the block ends."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def remove(parent: int, name: bytes) -> int:
     """Delete an entry of a folder, with its contents; the number of files."""
     try:
@@ -103,11 +113,8 @@ def remove(parent: int, name: bytes) -> int:
         return 1
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(name, stat.S_IRWXU, dir_fd=parent)
-    fd = os.open(name, FOLDER, dir_fd=parent)
-    try:
+    with closing_fd(os.open(name, FOLDER, dir_fd=parent)) as fd:
         count = sum(remove(fd, os.fsencode(inner)) for inner in os.listdir(fd))
-    finally:
-        os.close(fd)
     os.rmdir(name, dir_fd=parent)
     return count
 
@@ -132,8 +139,7 @@ def pwrite_all(fd: int, data: "bytes | memoryview", offset: int) -> None:
 
 
 def next_data(fd: int, offset: int, size: int) -> int:
-    """Where data begins at or behind an offset of a file; ``size`` if there is a hole up to the
-    end."""
+    """Where a file has data at or behind an offset; ``size`` if there is only a hole."""
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError:

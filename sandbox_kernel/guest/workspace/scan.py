@@ -53,8 +53,7 @@ class Sink(Protocol):
 
 
 class Scan:
-    """One scan of a whole folder. Updates the ``cache``; ``full`` also gives known objects to the
-    sink."""
+    """One scan of a folder. Updates the ``cache``; ``full``: known objects go to the sink, too."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ class Folder:
         self.files = self.subtree = self.data = 0
 
     def settle(self, listed: Optional[Signature]) -> None:
-        """Mark the folder as up to date. ``listed`` is None if its names could change again within
-        the clock's granularity."""
+        """Mark as up to date. ``listed``: None if names can still change within a clock's tick."""
         self.listed = listed
         self.own = sum(item.data for item in self.items.values())
         signatures = [
@@ -62,8 +61,7 @@ class Folder:
                 pass  # a time stamp out of range: check the folder each time
 
     def is_unchanged(self, fd: int) -> bool:
-        """Whether the folder ``fd`` has exactly the same files, unchanged. Subfolders may have
-        changed."""
+        """Whether the folder ``fd`` has the same files, unchanged; subfolders may have changed."""
         if self.fingerprint is None:
             return False
         try:
@@ -84,8 +82,7 @@ def signature_of(s: os.stat_result) -> Signature:
 
 
 def _fingerprint(names: Iterable[str], fd: int) -> bytes:
-    """Signatures of the files in a folder, as one string, which compares fast. A scan spends most
-    of its time here."""
+    """The files' signatures as one string, which compares fast: a scan spends most time here."""
     look = os.stat
     statuses = (look(name, dir_fd=fd, follow_symlinks=False) for name in names)
     return b"".join(

@@ -4,7 +4,7 @@ import heapq
 import os
 from typing import Callable, List, Tuple
 
-from .nofollow import FOLDER
+from .nofollow import FOLDER, closing_fd
 from .tree_format import MAX_DEPTH, name_bytes
 
 _OFFENDERS = 10
@@ -53,10 +53,8 @@ def survey(
                 inner = os.open(name_bytes(name), FOLDER, dir_fd=fd)
             except OSError:
                 continue  # the scan reports it
-            try:
+            with closing_fd(inner):
                 look(inner, prefix + name + "/", depth + 1)
-            finally:
-                os.close(inner)
 
     look(fd, "", 0)
     if files > max_files:

@@ -9,7 +9,7 @@ import struct
 from collections import OrderedDict, defaultdict
 from typing import Any, Callable, DefaultDict, Dict, List, Optional, Sequence, Tuple
 
-from .nofollow import CREATE, FOLDER, Root, pread_exactly, pwrite_all, remove
+from .nofollow import CREATE, FOLDER, Root, closing_fd, pread_exactly, pwrite_all, remove
 from .scan_cache import Folder, Item, signature_of
 from .tree_format import (
     CHUNK,
@@ -118,15 +118,13 @@ class Apply:
             source = self._root.read(path)
         except OSError:
             return False
-        try:
+        with closing_fd(source):
             for index in indices:
                 length = chunk_length(staged.entry[4], index)
                 data = pread_exactly(source, length, index * CHUNK)
                 if digest(data).hex() != chunks.get(index):
                     return False
                 self._write(number, index, data)
-        finally:
-            os.close(source)
         return True
 
     def _write(self, number: int, index: int, data: "bytes | memoryview") -> None:
@@ -148,15 +146,13 @@ class Apply:
 
     def _complete(self, staged: _Staged, fd: int) -> None:
         _, _, mode, mtime, size, chunks = staged.entry
-        try:
+        with closing_fd(fd):
             if not chunks or isinstance(chunks[-1], int):
                 os.ftruncate(fd, size)
             os.fchmod(fd, mode)
             os.utime(fd, ns=(mtime, mtime))
             if staged.place:
                 staged.status = os.fstat(fd)
-        finally:
-            os.close(fd)
 
     # --- the end
 
@@ -206,13 +202,10 @@ class Apply:
 
     def _link(self, path: str, target: str) -> None:
         folder, source = self._root.parent(target)
-        from_fd = os.dup(folder)
-        try:
+        with closing_fd(os.dup(folder)) as from_fd:
             to_fd, name = self._root.parent(path)
             remove(to_fd, name)
             os.link(source, name, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
-        finally:
-            os.close(from_fd)
         self.written += 1
 
     def _note(self, cache: Folder, staged: _Staged, status: os.stat_result) -> None:

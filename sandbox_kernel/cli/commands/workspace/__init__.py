@@ -9,25 +9,12 @@ from sandbox_kernel.cli.options import Commands, add_group
 
 
 def add(commands: Commands) -> None:
-    inner = add_group(commands, "workspace", run)
-    for adding in (
-        history.add_list,
-        history.add_log,
-        history.add_diff,
-        files.add_files,
-        files.add_show,
-        history.add_restore,
-        upkeep.add_save,
-        files.add_export,
-        files.add_import,
-        upkeep.add_gc,
-        upkeep.add_verify,
-        upkeep.add_rm,
-    ):
-        adding(inner)
+    inner = add_group(commands, "workspace", _workspace)
+    for module in (history, files, upkeep):
+        module.add(inner)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _workspace(arguments: argparse.Namespace) -> None:
     """Look at saved workspaces, and bring them back.
 
     A workspace is the history of the files that a notebook's code has written, in a store that
@@ -40,4 +27,3 @@ def run(arguments: argparse.Namespace) -> int:
       sandbox-kernel workspace log work/demo.ipynb
       sandbox-kernel workspace export work-demo-3f2a9c41 ./results
     """
-    return 2

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 from sandbox_kernel.cli.commands.workspace.arguments import (
     AT_HELP,
     MOST_PROBLEMS,
-    add_quota,
     add_workspace_command,
     open_store,
-    quota_of,
-    shown_path,
 )
 from sandbox_kernel.cli.commands.workspace.history import save_facts
-from sandbox_kernel.cli.formatting import note, print_json
-from sandbox_kernel.cli.options import Commands
+from sandbox_kernel.cli.formatting import ProgressLine, note, print_json, shown_path
+from sandbox_kernel.cli.options import Commands, quota_of
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
@@ -29,11 +26,33 @@ if TYPE_CHECKING:  # lazy: start-up time
 _TYPES = {"f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "h": stat.S_IFREG}
 
 
-def add_files(commands: Commands) -> None:
+def add(commands: Commands) -> None:
     add_workspace_command(commands, "files", _files, at=AT_HELP, json=True)
+    parser = add_workspace_command(commands, "show", _show, at=AT_HELP, json=True)
+    parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
+    parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
+    parser.add_argument("folder", metavar="FOLDER", help="created if missing")
+    parser.add_flag("--overwrite", help="files changed there, too")
+    parser.add_flag(
+        "--hidden",
+        help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
+        ".bashrc), Python environments",
+    )
+    about = "move files to a trash folder that exports made here and the sandbox has deleted"
+    parser.add_flag("--delete", help=about)
+    about = "with --delete: also files that came from this folder, if unchanged here"
+    parser.add_flag("--delete-imported", help=about)
+    parser.add_quota()
+    parser = add_workspace_command(commands, "import", _import)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
+    )
+    parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
+    parser.add_quota()
 
 
-def _files(arguments: argparse.Namespace) -> int:
+def _files(arguments: argparse.Namespace) -> None:
     """List the files of a save.
 
     examples:
@@ -46,10 +65,9 @@ def _files(arguments: argparse.Namespace) -> int:
         names = {"path", "kind", "mode", "mtime_ns", "size", "target"}
         everything = ({"path": path, "mtime_ns": e.mtime, **e._asdict()} for path, e in found)
         print_json([{key: one[key] for key in one if key in names} for one in everything])
-        return 0
-    for path, entry in found:
-        print(_listed(path, entry))
-    return 0
+    else:
+        for path, entry in found:
+            print(_listed(path, entry))
 
 
 def _listed(path: str, entry: Entry) -> str:
@@ -63,12 +81,7 @@ def _listed(path: str, entry: Entry) -> str:
     return f"{mode} {entry.size:>12} {when} {shown_path(path)}{sign}{shown_path(entry.target)}"
 
 
-def add_show(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "show", _show, at=AT_HELP, json=True)
-    parser.add_argument("path", metavar="PATH", nargs="?", help="a file of the save")
-
-
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     """Show the facts about a save, or the contents of one of its files.
 
     examples:
@@ -83,68 +96,36 @@ def _show(arguments: argparse.Namespace) -> int:
         facts = save_facts(save)
         if arguments.json:
             print_json(facts)
-            return 0
+            return
         facts.pop("problems")
         for key, value in facts.items():
             print(f"{key + ':':12} {printable(str(value))}".rstrip())
         for problem in list(save.problems)[:MOST_PROBLEMS]:
             print(f"{'problem:':12} {printable(problem)}")
-        return 0
+        return
     store.check(save)
-    root = bytes.fromhex(save.root)
-    entry = store.lookup(root, arguments.path)
+    entry = store.lookup(save, arguments.path)
     if entry is not None and entry.kind == "h":
-        entry = store.lookup(root, entry.target)
+        entry = store.lookup(save, entry.target)
     if entry is None or entry.kind != "f":
         raise WorkspaceNotFound(
             f"The save {save.id} of {arguments.name!r} has no file {arguments.path!r}. "
             f"`sandbox-kernel workspace files {arguments.name}` lists them."
         )
     _print_file(store, entry)
-    return 0
 
 
 def _print_file(store: Store, entry: Entry) -> None:
-    from sandbox_kernel.guest.workspace.tree_format import CHUNK
+    from sandbox_kernel.guest.workspace.tree_format import chunk_count, chunk_length
 
-    out, at = sys.stdout.buffer, 0
-    for index, hash_, _ in entry.pieces():
-        _print_zeros(index * CHUNK - at)
-        out.write(store.read(hash_))
-        at = min(entry.size, (index + 1) * CHUNK)
-    _print_zeros(entry.size - at)
-
-
-def _print_zeros(count: int) -> None:
-    while count > 0:
-        sys.stdout.buffer.write(bytes(min(count, 2**20)))
-        count -= 2**20
+    chunks = {index: hash_ for index, hash_, _ in entry.pieces()}
+    for index in range(chunk_count(entry.size)):
+        hash_ = chunks.get(index)
+        zeros = bytes(chunk_length(entry.size, index))
+        sys.stdout.buffer.write(zeros if hash_ is None else store.read(hash_))
 
 
-def add_export(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "export", _export, at=AT_HELP)
-    parser.add_argument("folder", metavar="FOLDER", help="created if missing")
-    parser.add_argument("--overwrite", action="store_true", help="files changed there, too")
-    parser.add_argument(
-        "--hidden",
-        action="store_true",
-        help="also files that programs here may obey: names that begin with a dot (.git/hooks, "
-        ".bashrc), Python environments",
-    )
-    parser.add_argument(
-        "--delete",
-        action="store_true",
-        help="move files to a trash folder that exports made here and the sandbox has deleted",
-    )
-    parser.add_argument(
-        "--delete-imported",
-        action="store_true",
-        help="with --delete: also files that came from this folder, if unchanged here",
-    )
-    add_quota(parser)
-
-
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     """Write the files of a save to a folder.
 
     Only files that the sandbox has changed are written. If files in the folder have changed
@@ -154,10 +135,9 @@ def _export(arguments: argparse.Namespace) -> int:
       sandbox-kernel workspace export demo ./results
       sandbox-kernel workspace export demo . --at 20260101t12
     """
-    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.exports import export
 
-    with progress.shown() as line:
+    with ProgressLine() as line:
         report = export(
             open_store(arguments),
             arguments.name,
@@ -178,32 +158,20 @@ def _export(arguments: argparse.Namespace) -> int:
         note(f"Left out: {problem}")
     if report.trash:
         note(f"Replaced and deleted files are in {report.trash}")
-    return 0
 
 
-def add_import(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "import", _import)
-    parser.add_argument("folder", metavar="FOLDER")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="these files; may be repeated"
-    )
-    parser.add_argument("--notebook", default="", metavar="PATH", help="stored in the save")
-    add_quota(parser)
-
-
-def _import(arguments: argparse.Namespace) -> int:
+def _import(arguments: argparse.Namespace) -> None:
     """Make a save from a folder.
 
     examples:
       sandbox-kernel workspace import demo ./data
       sandbox-kernel workspace import demo . --only '*.csv'
     """
-    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.imports import import_folder
     from sandbox_kernel.workspace.reports import UploadPolicy
 
     policy = UploadPolicy("globs", tuple(arguments.only)) if arguments.only else None
-    with progress.shown() as line:
+    with ProgressLine() as line:
         report = import_folder(
             open_store(arguments),
             arguments.name,
@@ -217,4 +185,3 @@ def _import(arguments: argparse.Namespace) -> int:
         note(f"Left out: {printable(problem)}")
     note(str(report))
     print(report.save.id)
-    return 0

@@ -7,13 +7,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sandbox_kernel.cli.commands.workspace.arguments import (
-    add_workspace_command,
-    open_store,
-    shown_path,
-    shown_size,
-)
-from sandbox_kernel.cli.formatting import age, note, print_json, table
+from sandbox_kernel.cli.commands.workspace.arguments import add_workspace_command, open_store
+from sandbox_kernel.cli.formatting import age, note, print_json, shown_path, shown_size, table
 from sandbox_kernel.cli.options import Commands
 
 if TYPE_CHECKING:  # lazy: start-up time
@@ -22,12 +17,18 @@ if TYPE_CHECKING:  # lazy: start-up time
 _SIGNS = {"added": "A", "removed": "D", "changed": "M", "meta": "m"}
 
 
-def add_list(commands: Commands) -> None:
+def add(commands: Commands) -> None:
     parser = add_workspace_command(commands, "list", _list, name=False, json=True)
-    parser.add_argument("--all", action="store_true", help="include those of deleted notebooks")
+    parser.add_flag("--all", help="include those of deleted notebooks")
+    add_workspace_command(commands, "log", _log, json=True)
+    parser = add_workspace_command(commands, "diff", _diff, json=True)
+    parser.add_argument("before", metavar="A", nargs="?", default="", help="the earlier save")
+    parser.add_argument("after", metavar="B", nargs="?", default="", help="the later save")
+    at = "the save; default: the one before the newest"
+    add_workspace_command(commands, "restore", _restore, at=at)
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     """List the workspaces in the store.
 
     examples:
@@ -54,14 +55,9 @@ def _list(arguments: argparse.Namespace) -> int:
             )
         )
     print_json(values) if arguments.json else print(table(rows))
-    return 0
 
 
-def add_log(commands: Commands) -> None:
-    add_workspace_command(commands, "log", _log, json=True)
-
-
-def _log(arguments: argparse.Namespace) -> int:
+def _log(arguments: argparse.Namespace) -> None:
     """List the saves of a workspace, newest first, and those that failed.
 
     examples:
@@ -78,21 +74,17 @@ def _log(arguments: argparse.Namespace) -> int:
     history.sort(key=lambda one: one.id, reverse=True)
     if arguments.json:
         print_json([save_facts(one) for one in history])
-        return 0
+        return
     rows = [("SAVE", "AGE", "KIND", "FILES", "SIZE", "BACKEND", "SANDBOX", "PROBLEMS")]
     for one in history:
-        kind, files, size, problems = "failed", "-", "-", ""
         if isinstance(one, SaveInfo):
-            kind, files, size = one.kind, str(one.files), shown_size(one.bytes)
-            problems = str(len(one.problems)) if one.problems else "-"
+            what = (one.kind, str(one.files), shown_size(one.bytes))
+            problems = str(len(one.problems) or "-")
         else:
-            problems = shown_path(one.message)
+            what, problems = ("failed", "-", "-"), shown_path(one.message)
         when = age(time.time() - one.created)
-        rows.append(
-            (one.id, when, kind, files, size, one.backend or "-", one.sandbox or "-", problems)
-        )
+        rows.append((one.id, when, *what, one.backend or "-", one.sandbox or "-", problems))
     print(table(rows))
-    return 0
 
 
 def save_facts(save: SaveInfo | FailedSave) -> dict[str, object]:
@@ -102,13 +94,7 @@ def save_facts(save: SaveInfo | FailedSave) -> dict[str, object]:
     return {"kind": "failed", **values.pop("extra", {}), **values}
 
 
-def add_diff(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "diff", _diff, json=True)
-    parser.add_argument("before", metavar="A", nargs="?", default="", help="the earlier save")
-    parser.add_argument("after", metavar="B", nargs="?", default="", help="the later save")
-
-
-def _diff(arguments: argparse.Namespace) -> int:
+def _diff(arguments: argparse.Namespace) -> None:
     """Show the changes from one save to another.
 
     A is added, D deleted, M changed, m only mode or time. Without B: from A to the newest save.
@@ -130,21 +116,15 @@ def _diff(arguments: argparse.Namespace) -> int:
     changes = store.diff(before, after)
     if arguments.json:
         print_json([asdict(change) for change in changes])
-        return 0
+        return
     for change in changes:
         sizes = ""
         if change.kind == "changed":
             sizes = f"  ({change.size_before} -> {change.size_after} bytes)"
         print(f"{_SIGNS[change.kind]} {shown_path(change.path)}{sizes}")
-    return 0
 
 
-def add_restore(commands: Commands) -> None:
-    at = "the save; default: the one before the newest"
-    add_workspace_command(commands, "restore", _restore, at=at)
-
-
-def _restore(arguments: argparse.Namespace) -> int:
+def _restore(arguments: argparse.Namespace) -> None:
     """Make an earlier save the newest one.
 
     The next kernel of the notebook starts with it. The history stays in the log.
@@ -158,7 +138,7 @@ def _restore(arguments: argparse.Namespace) -> int:
     at = arguments.at or store.find(arguments.name).parent
     if not at or (not arguments.at and at not in store.ids(arguments.name)):
         raise WorkspaceNotFound(
-            f"Of the workspace {arguments.name!r}, no save before the newest one is kept. "
+            f"The workspace {arguments.name!r} has no save before the newest one. "
             f"`sandbox-kernel workspace log {arguments.name}` lists all; choose one with --at."
         )
     made = store.restore(arguments.name, at)
@@ -167,4 +147,3 @@ def _restore(arguments: argparse.Namespace) -> int:
         f"from now on. A running kernel keeps its files."
     )
     print(made.id)
-    return 0

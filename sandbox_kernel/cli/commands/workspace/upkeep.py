@@ -12,26 +12,27 @@ from sandbox_kernel.cli.commands.workspace.arguments import (
     NAME_HELP,
     add_workspace_command,
     open_store,
-    positive,
-    shown_size,
     workspace_name,
 )
-from sandbox_kernel.cli.formatting import note
-from sandbox_kernel.cli.options import Commands
+from sandbox_kernel.cli.formatting import ProgressLine, note, shown_size
+from sandbox_kernel.cli.options import Commands, positive
 from sandbox_kernel.errors import SandboxError, WorkspaceNotFound
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved, all_unsaved, unsaved_of
 from sandbox_kernel.untrusted_text import printable
 
 
-def add_save(commands: Commands) -> None:
+def add(commands: Commands) -> None:
     parser = add_workspace_command(commands, "save", _save, name=False)
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="a workspace, the path of its notebook, or a sandbox; default: all unsaved ones",
-    )
+    about = "a workspace, the path of its notebook, or a sandbox; default: all unsaved ones"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=about)
+    parser = add_workspace_command(commands, "gc", _gc, name=False)
+    about = "delete all saves but the newest N of each workspace (default: none)"
+    parser.add_argument("--keep", type=positive, default=0, metavar="N", help=about)
+    parser.add_argument("--grace", type=float, metavar="SECONDS", help="default: seven days")
+    add_workspace_command(commands, "verify", _verify, name=False)
+    parser = add_workspace_command(commands, "rm", _rm, name=False, at="only this save")
+    parser.add_argument("names", nargs="+", metavar="NAME", type=workspace_name, help=NAME_HELP)
 
 
 def _save(arguments: argparse.Namespace) -> int:
@@ -48,7 +49,6 @@ def _save(arguments: argparse.Namespace) -> int:
     found = _found(arguments.names)
     if not found:
         note("Nothing is unsaved.")
-        return 0
     failed = False
     for unsaved in found:
         try:
@@ -84,21 +84,7 @@ async def _save_again(unsaved: Unsaved, url: str) -> None:
     await save_again(unsaved, logging.getLogger("sandbox_kernel"), store)
 
 
-def add_gc(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "gc", _gc, name=False)
-    parser.add_argument(
-        "--keep",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="delete all saves but the newest N of each workspace (default: none)",
-    )
-    parser.add_argument(
-        "--grace", type=float, default=None, metavar="SECONDS", help="default: seven days"
-    )
-
-
-def _gc(arguments: argparse.Namespace) -> int:
+def _gc(arguments: argparse.Namespace) -> None:
     """Free space that no save needs any more.
 
     Deletes workspaces whose notebooks were deleted longer ago than the grace time, and data
@@ -124,11 +110,6 @@ def _gc(arguments: argparse.Namespace) -> int:
     )
     if report.saving and report.waiting:
         note(f"{report.saving} saves are running, and may need some of it. Run it again later.")
-    return 0
-
-
-def add_verify(commands: Commands) -> None:
-    add_workspace_command(commands, "verify", _verify, name=False)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -137,12 +118,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel workspace verify
     """
-    from sandbox_kernel.cli import progress
     from sandbox_kernel.workspace.garbage import verify
 
     store = open_store(arguments)
     count = len(store.packs.names())
-    with progress.shown() as line:
+    with ProgressLine() as line:
         done = itertools.count(1)
         report = verify(store, on_pack=lambda name: line.tell(f"pack {next(done)} of {count}"))
     for problem in report.problems:
@@ -152,12 +132,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
-def add_rm(commands: Commands) -> None:
-    parser = add_workspace_command(commands, "rm", _rm, name=False, at="only this save")
-    parser.add_argument("names", nargs="+", metavar="NAME", type=workspace_name, help=NAME_HELP)
-
-
-def _rm(arguments: argparse.Namespace) -> int:
+def _rm(arguments: argparse.Namespace) -> None:
     """Delete workspaces, with their history.
 
     `workspace gc` frees their space. A workspace that does not exist counts as deleted.
@@ -172,4 +147,3 @@ def _rm(arguments: argparse.Namespace) -> int:
             print(printable(name))
         else:
             note(f"There is no workspace {name!r}. Nothing to delete.")
-    return 0
