@@ -92,16 +92,7 @@ class LocalHandle(RecordedHandle):
                 raise
             sock = next((end for end in ours if isinstance(end, socket.socket)), None)
             ours.clear()
-        stdin, stdout, stderr = ports if len(ports) == 3 else (ports[0], ports[0], None)
-        return LocalStream(
-            request,
-            lambda: SandboxGone(self._why_gone()),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            terminal=terminal,
-            sock=sock,
-        )
+        return LocalStream(request, self._gone, ports, terminal=terminal, sock=sock)
 
     def _take_terminal(self, request: Channel) -> int:
         if len(request.fds) != 1 or not os.isatty(request.fds[0]):
@@ -114,10 +105,8 @@ class LocalHandle(RecordedHandle):
         check_started(await self._ask(message, START_TIMEOUT), command, self.name)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
-        return [
-            *jail_start.guest_command(self._record.data["python"]["base"], "__main__"),
-            *arguments,
-        ]
+        base = self._record.data["python"]["base"]
+        return [*jail_start.guest_command(base, "__main__"), *arguments]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
         python = self._record.data["python"]
@@ -234,10 +223,10 @@ class LocalHandle(RecordedHandle):
         try:
             return await open_request(self._folders.runtime, message, fds, timeout=timeout)
         except Hangup:
-            raise SandboxGone(self._why_gone()) from None
+            raise self._gone() from None
 
-    def _why_gone(self) -> str:
-        return (
+    def _gone(self) -> SandboxGone:
+        return SandboxGone(
             f"Sandbox {self.name!r} has ended: {jail_state.why_ended(self._record)}. Its log: "
             f"`sandbox-kernel logs {self.name}`. Create a new one to go on."
         )
