@@ -16,7 +16,7 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes.async_fd import AsyncFd
+from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
 from sandbox_kernel.sandboxes.base import (
     Diagnosis,
     SandboxClient,
@@ -30,7 +30,6 @@ from sandbox_kernel.sandboxes.channel import Channel
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.spec import SandboxSpec
 
 

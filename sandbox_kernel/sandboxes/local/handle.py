@@ -15,7 +15,7 @@ from sandbox_kernel.guest.commands.process_one import STOP_GRACE
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.async_fd import AsyncFd
+from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
 from sandbox_kernel.sandboxes.channel import Channel, Hangup
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import (
@@ -28,10 +28,8 @@ from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.limits import MIB
-from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
 from sandbox_kernel.sandboxes.results import SandboxInfo, Usage
-from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.sandboxes.untrusted_files import read_tail
 from sandbox_kernel.untrusted_text import last_lines
 
@@ -158,7 +156,7 @@ class LocalHandle(RecordedHandle):
         init = jail_state.process(self._record, "init")
         if init is None or not init.alive:
             return None
-        return await asyncio.to_thread(measure, init.pid, self._cgroup)
+        return await asyncio.to_thread(jail_state.measure, init.pid, self._cgroup)
 
     async def info(self) -> SandboxInfo:
         own_disk = bool(self._record.data.get("own_disk"))

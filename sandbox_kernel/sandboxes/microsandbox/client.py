@@ -18,27 +18,71 @@ from typing import ClassVar
 
 import microsandbox as sdk
 
-from sandbox_kernel.errors import SandboxError, SandboxTimeout, SandboxUnavailable
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, SandboxUnavailable
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
 from sandbox_kernel.sandboxes.capabilities import Capabilities, refusal
 from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
-from sandbox_kernel.sandboxes.microsandbox.snapshots import Snapshots
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
-from sandbox_kernel.sandboxes.results import Diagnosis
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
+from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.tiny_image import tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 
 Boot = Callable[[str], Awaitable[None]]
 """Starts the VM of the given name."""
 DEFAULT_MEMORY_MIB = 1024
+_SNAPSHOT_GROUP, _SNAPSHOT_TIMEOUT = "sandbox-kernel", 600.0
 _JOURNAL_MIB = 64
 """What an ext4 file system needs for itself, at least; the SDK cannot make one without it."""
 _IN_GUEST = (
     "A microVM is root of its own kernel, so this could not be held; memory_mib and cpus are."
 )
+
+
+class Snapshots(SnapshotKeeper):
+    """This user's snapshots. The SDK's name of one follows from its record."""
+
+    timeout = _SNAPSHOT_TIMEOUT
+    sdk_errors = (sdk.MicrosandboxError, TimeoutError)
+
+    async def take_from(self, source: Record, name: str) -> SnapshotInfo:
+        """Keep a running sandbox, with its memory."""
+
+        async def work(record: Record) -> None:
+            made = await sdk.Snapshot.create(
+                _sdk_name(record), from_sandbox=source.data["vm"], group=_SNAPSHOT_GROUP, full=True
+            )
+            record.data["reference"] = made.reference
+
+        return await self.take(name, source, work)
+
+    async def explained(self, error: BaseException, record: Record) -> BaseException:
+        sandbox = record.data["sandbox"]
+        if isinstance(error, sdk.SandboxNotRunningError):
+            return SandboxGone(f"Sandbox {sandbox!r} does not run, so its memory cannot be kept.")
+        if isinstance(error, TimeoutError):
+            return SandboxTimeout(
+                f"No snapshot of sandbox {sandbox!r} was made within {_SNAPSHOT_TIMEOUT:g} s. Is "
+                f"the disk slow or full?"
+            )
+        if isinstance(error, sdk.MicrosandboxError):
+            return SandboxError(f"No snapshot of sandbox {sandbox!r} could be made: {error}")
+        return error
+
+    async def destroy(self, record: Record) -> None:
+        reference = record.data.get("reference") or _sdk_name(record)
+        try:
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT):
+                await sdk.Snapshot.remove(reference, force=True)
+        except sdk.MicrosandboxError as error:
+            if "not found" not in str(error):
+                raise
+
+
+def _sdk_name(record: Record) -> str:
+    return f"sk-{record.name}-{record.id}"
 
 
 class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
