@@ -18,14 +18,8 @@ PYTHON = "python3"
 _MAX_SOCKET_PATH = 107
 
 CAPABILITIES = Capabilities(
-    image=True,
-    memory_mib=True,
-    cpus=True,
-    disk_mib=True,
-    byte_exact_streams=True,
-    reattach=True,
-    restart=True,
-    snapshot=True,
+    *("image", "memory_mib", "cpus", "disk_mib"),
+    *("byte_exact_streams", "reattach", "restart", "snapshot"),
     notes={
         "processes": "A VM bounds its memory, not its processes; set memory_mib.",
         "open_files": "A VM bounds its memory, not its open files; set memory_mib.",

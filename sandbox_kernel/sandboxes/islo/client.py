@@ -63,18 +63,9 @@ class IsloClient(HostedClient[IsloHandle]):
 
     backend = "islo"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        image=True,
-        memory_mib=True,
-        cpus=True,
-        disk_mib=True,
-        egress=True,
+        *("image", "memory_mib", "cpus", "disk_mib", "egress", "options"),
+        *("hosted", "byte_exact_streams", "reattach", "pause", "restart"),
         egress_parts=gateway_profiles.ENFORCED,
-        options=True,
-        hosted=True,
-        byte_exact_streams=True,
-        reattach=True,
-        pause=True,
-        restart=True,
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,

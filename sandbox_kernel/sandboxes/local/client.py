@@ -41,16 +41,8 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     backend = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        memory_mib=True,
-        cpus=True,
-        processes=True,
-        open_files=True,
-        disk_mib=True,
-        volume=True,
-        readable=True,
-        python=True,
-        byte_exact_streams=True,
-        reattach=True,
+        *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "readable"),
+        *("python", "byte_exact_streams", "reattach"),
         notes={
             "image": "The local jail shows the host's own system; choose the interpreter with "
             "python, or use a backend with images.",

@@ -90,17 +90,8 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
 
     backend = "microsandbox"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        image=True,
-        memory_mib=True,
-        cpus=True,
-        disk_mib=True,
-        byte_exact_streams=True,
-        reattach=True,
-        pause=True,
-        restart=True,
-        snapshot=True,
-        memory=True,
-        fork=True,
+        *("image", "memory_mib", "cpus", "disk_mib"),
+        *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,
