@@ -171,8 +171,8 @@ def _rootfs_entries(path: Path) -> Iterator[Entry]:
 
 
 def _read_requirements(path: Path | None) -> list[str] | None:
-    """The lines of a requirements file; None if only pip can interpret it, because it names files
-    or indexes."""
+    """The lines of a requirements file; None if it names files or indexes, so only pip can read
+    it."""
     if path is None:
         return []
     try:
@@ -251,8 +251,7 @@ def _superseded(contents: Contents, place: str, packages: Path) -> Iterator[Entr
 
 
 def _existing(contents: Contents, path: str) -> str:
-    """The path with the links of its existing part resolved: a layer must not replace a link by a
-    folder."""
+    """The path with links resolved: a layer must not replace a link by a folder."""
     missing: list[str] = []
     folder = path.strip("/")
     while folder and not contents.is_folder(folder):

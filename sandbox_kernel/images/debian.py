@@ -27,8 +27,7 @@ _LEFT_OUT = re.compile(
 
 
 def make_debian(folder: Path, note: Note) -> Path:
-    """A root file system as an archive or a folder in ``folder``. SandboxUnavailable if the
-    system has no tool for it."""
+    """A root file system as an archive or folder. SandboxUnavailable if there is no tool for it."""
     maker, (mirror, suite) = _maker(), _source()
     root = folder / ("debian.tar" if maker == "mmdebstrap" else "debian")
     note(f"Making {suite} with {' and '.join(INCLUDED)} by {maker}: a minute or two ...")

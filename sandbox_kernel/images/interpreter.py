@@ -39,8 +39,7 @@ class Interpreter:
 def find_interpreter(
     contents: Contents, path: Sequence[str] = PATH, python: str | None = None
 ) -> Interpreter:
-    """The ``python3`` on the image's PATH, or the one at ``python``. SpecError if it does not exist
-    or cannot run kernels."""
+    """The ``python3`` on PATH, or the one at ``python``. SpecError if it cannot run kernels."""
     candidates = [python] if python else [f"{folder.rstrip('/')}/python3" for folder in path]
     for candidate in candidates:
         if contents.is_file(candidate):

@@ -101,8 +101,8 @@ def uncached_packages_for(
 
 
 def unmet(folder: Path, target: Target, installed: Mapping[str, str]) -> list[str]:
-    """Sentences about requirements of the packages in a folder that ``installed`` packages (name ->
-    version) do not meet."""
+    """Sentences: requirements of a folder's packages that ``installed`` (name: version) do not
+    meet."""
     versions = {canonicalize_name(name): version for name, version in installed.items()}
     found = []
     for distribution in importlib.metadata.distributions(path=[str(folder)]):

@@ -20,8 +20,7 @@ def _found() -> dict[str, EntryPoint]:
 
 
 def backend_names() -> list[str]:
-    """Names of all backends that are known, whether or not their SDK is installed, or they work
-    here."""
+    """Names of all known backends, whether or not they can be used here."""
     return sorted(_found())
 
 

@@ -220,8 +220,7 @@ class LeaseRenewal:
 
     @property
     def ran_out(self) -> bool:
-        """Streams are open, but the lease could not be renewed in time: this machine slept, or
-        the network was down."""
+        """Whether a lease in use was not renewed in time: this machine slept, or was offline."""
         return self._streams > 0 and time.monotonic() - self._renewed > self._seconds
 
     async def _keep_renewing(self) -> None:

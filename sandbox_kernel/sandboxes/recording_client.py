@@ -82,8 +82,7 @@ class RecordKeeper(ABC):
         return error
 
     async def undo(self, record: Record) -> None:
-        """Delete what a failed creation made. If that fails, the record stays and the next sweep
-        tries again."""
+        """Delete what a failed creation made. If that fails, the next sweep tries again."""
         try:
             await self._discard(record)
         except (OSError, SandboxError) as error:

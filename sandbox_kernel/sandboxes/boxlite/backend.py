@@ -44,8 +44,7 @@ class BoxHandle(RecordedHandle):
 
 
 def home() -> Path:
-    """The runtime's folder: BOXLITE_HOME, else one of our own, so that the user's own use of
-    BoxLite does not get in the way."""
+    """BOXLITE_HOME, else a folder of our own, apart from the user's own use of BoxLite."""
     override = os.environ.get("BOXLITE_HOME")
     found = Path(override).absolute() if override else private_dir(data_dir() / "boxlite")
     # A box's sockets lie below it, and a Unix socket's path has at most 107 bytes.

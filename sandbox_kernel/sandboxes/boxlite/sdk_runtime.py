@@ -194,8 +194,7 @@ class Runtime:
         await self.finish(state.id)
 
     async def finish(self, box_id: str) -> None:
-        """Kill the processes of a box's VM. (With jailer and detach, BoxLite 0.10.8 may report a VM
-        as stopped that still runs.)"""
+        """Kill a box's processes. (BoxLite 0.10.8 may report a VM as stopped that still runs.)"""
         for process in await asyncio.to_thread(self.processes, box_id):
             if not await asyncio.to_thread(process.kill, _KILL_TIMEOUT):
                 raise SandboxError(f"Process {process.pid} of the box {box_id} does not end.")

@@ -89,8 +89,7 @@ class IsloClient(HostedClient[IsloHandle]):
         return IsloHandle(record, self)
 
     def api(self, record: Record | None = None) -> Api:
-        """The service where the record's sandbox is, or, without one, where the environment says.
-        For the handles of this client."""
+        """The service where the record's sandbox is; without a record, the environment's."""
         kept = record.data.get("endpoint") if record is not None else None
         endpoint = ServiceAddress(**kept) if kept else ServiceAddress.from_environment()
         if endpoint not in self._apis:

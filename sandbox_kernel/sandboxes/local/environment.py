@@ -164,8 +164,7 @@ def _is_in(folders: Iterable[str], path: str) -> bool:
 
 
 def on_the_way(python: str) -> list[str]:
-    """The paths that decide which interpreter runs: its own, the links that it leads through, and
-    the real one."""
+    """The paths that decide which interpreter runs: its own, links on the way, the real one."""
     links, real = follow_links(python)
     return [os.path.normpath(python), *(link.target for link in links), real]
 

@@ -106,8 +106,7 @@ def shown_with(program: str) -> tuple[str, ...]:
 
 
 def _belonging(program: str) -> list[str]:
-    """The environment of a program, or its release without settings (npm keeps tokens in there);
-    else itself."""
+    """A program's environment, or its release without settings (npm's have tokens); else itself."""
     folder = os.path.dirname(program)
     prefix = os.path.dirname(folder)
     if os.path.basename(folder) not in _PROGRAM_FOLDERS:

@@ -31,8 +31,7 @@ _MAX_TEXT = 500
 
 
 def process(record: Record, role: str) -> ProcessId | None:
-    """The jail's process of a role (``init`` or ``bwrap``); None if there is none, or it ran before
-    this host was last started."""
+    """The process ``init`` or ``bwrap``; None if there is none since this host was started."""
     found = record.data.get(role) if record.where == "here" else None
     return ProcessId(found[0], found[1]) if found else None
 

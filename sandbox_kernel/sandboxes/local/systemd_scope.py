@@ -71,8 +71,7 @@ _in_vain: set[Path] = set()
 
 
 def _can_limit() -> bool:
-    """Whether version 2 has what it takes here; with version 1 managers of users can limit
-    nothing."""
+    """Whether cgroups are of version 2: with version 1 users' managers can limit nothing."""
     root = cgroup.unified_folder("/")
     with contextlib.suppress(OSError):
         found = (root / "cgroup.controllers").read_text().split() if root else []

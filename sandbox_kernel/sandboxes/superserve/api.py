@@ -50,16 +50,15 @@ def has_key() -> bool:
 
 
 def endpoint(base_url: str | None = None) -> str:
-    """The address of the control plane: the one that is given, or that of the environment.
-    SandboxUnavailable without a key."""
+    """The control plane's address, by default the environment's. SandboxUnavailable without a
+    key."""
     if not has_key():
         raise SandboxUnavailable(NO_KEY)
     return resolve_config(base_url=base_url).base_url
 
 
 def remote(sandbox_id: str, base_url: str | None) -> sdk.AsyncSandbox:
-    """The SDK's object for a sandbox that is known by its id, without touching it (the SDK's own
-    ``connect`` resumes it)."""
+    """The SDK's object for a sandbox, not touched (the SDK's own ``connect`` resumes it)."""
     endpoint(base_url)
     info = sdk.SandboxInfo(
         id=sandbox_id,

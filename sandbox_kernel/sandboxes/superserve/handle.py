@@ -73,8 +73,8 @@ class SuperserveHandle(HostedHandle):
         return stream
 
     async def spawn_command(self, command: Command) -> None:
-        """As the surface says. The sandbox does not end with its ``main`` command: it is paused
-        when its lease is over."""
+        """As the surface says. A ``main`` command's end does not end the sandbox; its lease pauses
+        it."""
         async with await self._start(command, log=LOG) as stream:
             await stream.wait()
 
@@ -99,8 +99,7 @@ class SuperserveHandle(HostedHandle):
         ) from last
 
     async def _settle(self) -> None:
-        """Wait until the sandbox runs, with a fresh token. SandboxPaused and SandboxGone say why
-        that will not be."""
+        """Wait until the sandbox runs, with a fresh token. Or SandboxPaused, SandboxGone."""
         async for status in self._statuses("used"):
             if status == "active":
                 if await self._ask(api.fresh_token(self._remote), "reached"):

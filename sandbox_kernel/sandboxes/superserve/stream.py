@@ -155,8 +155,7 @@ class SuperserveStream(HostedStream):
 
 
 async def run_tool(socket: ClientConnection, line: str) -> int:
-    """Run a short command whose output nobody wants; its exit code. ExecFailed if the service
-    does not say how it ended."""
+    """Run a short command; its exit code. ExecFailed if the service does not give it."""
     try:
         await socket.send(json.dumps({"command": line, "working_dir": "/"}))
         async for message in socket:
