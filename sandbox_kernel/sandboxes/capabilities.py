@@ -84,6 +84,18 @@ class Capabilities:
         return refusal(spec.name, backend, what, why)
 
 
+def whole(spec: SandboxSpec, backend: str, field: str, unit: int, what: str) -> int | None:
+    """A size of a spec in whole units; None if it is not set. SpecRefused if that is a fraction:
+    nothing is rounded. ``what`` begins the reason."""
+    value = getattr(spec, field)
+    if value is None:
+        return None
+    if value % unit:
+        why = f"{what}; ask for {(int(value // unit) + 1) * unit}."
+        raise refusal(spec.name, backend, f"{field}={value!r}", why)
+    return int(value // unit)
+
+
 def refusal(sandbox: str, backend: str, what: str, why: str) -> SpecRefused:
     """The error for a setting that a backend cannot enforce; ``why`` also says what to do."""
     return SpecRefused(

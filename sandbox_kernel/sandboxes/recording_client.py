@@ -84,7 +84,7 @@ class RecordKeeper(ABC):
     async def undo(self, record: Record) -> None:
         """Delete what a failed creation made. If that fails, the next sweep tries again."""
         try:
-            await self._discard(record)
+            await self.discard(record)
         except (OSError, SandboxError) as error:
             _log.warning("%s %s: %s", self.kind, record.name, error)
 
@@ -126,7 +126,7 @@ class RecordKeeper(ABC):
         the removal. Removing twice is no error."""
         record = await self._settled(name)
         if record is not None:
-            await self.discard(record)
+            await asyncio.shield(self.discard(record))
 
     async def _settled(self, name: str) -> Record | None:
         record = self._found(name)
@@ -148,11 +148,7 @@ class RecordKeeper(ABC):
         return record
 
     async def discard(self, record: Record) -> None:
-        """Delete what a record names, and the record; to the end, even if the caller is
-        cancelled."""
-        await asyncio.shield(self._discard(record))
-
-    async def _discard(self, record: Record) -> None:
+        """Delete what a record names, and the record."""
         try:
             await self.destroy(record)
         except self.sdk_errors as error:
@@ -168,7 +164,7 @@ class RecordKeeper(ABC):
         for record in self.records.list(self.folder):
             try:
                 if await self._is_swept(record):
-                    await self._discard(record)
+                    await self.discard(record)
             except expected as error:
                 _log.warning("%s %s could not be swept away: %s", self.kind, record.name, error)
 

@@ -33,7 +33,7 @@ from sandbox_kernel.sandboxes.boxlite.handle import DirectHandle, Notes
 from sandbox_kernel.sandboxes.boxlite.image import find_image, layout_options
 from sandbox_kernel.sandboxes.boxlite.link import BoxLink
 from sandbox_kernel.sandboxes.boxlite.sdk_runtime import Runtime, State, explain
-from sandbox_kernel.sandboxes.capabilities import refusal
+from sandbox_kernel.sandboxes.capabilities import whole
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
 from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
@@ -339,18 +339,12 @@ class DirectClient(RecordingClient[DirectHandle]):
 
 
 def _sizes(spec: SandboxSpec) -> dict[str, int | None]:
-    """For ``Runtime.create``. SpecRefused for what a VM cannot have: nothing is rounded."""
-    if spec.cpus is not None and spec.cpus != int(spec.cpus):
-        why = f"A VM has whole CPUs; ask for {int(spec.cpus) + 1}."
-        raise refusal(spec.name, BACKEND, f"cpus={spec.cpus!r}", why)
-    if spec.disk_mib is not None and spec.disk_mib % 1024:
-        more = (spec.disk_mib // 1024 + 1) * 1024
-        why = f"BoxLite's disks have whole GiB, image included; ask for {more}."
-        raise refusal(spec.name, BACKEND, f"disk_mib={spec.disk_mib!r}", why)
+    """For ``Runtime.create``."""
+    disk = "BoxLite's disks have whole GiB, image included"
     return {
-        "cpus": int(spec.cpus) if spec.cpus is not None else None,
+        "cpus": whole(spec, BACKEND, "cpus", 1, "A VM has whole CPUs"),
         "memory_mib": spec.memory_mib,
-        "disk_gib": spec.disk_mib // 1024 if spec.disk_mib is not None else None,
+        "disk_gib": whole(spec, BACKEND, "disk_mib", 1024, disk),
     }
 
 

@@ -292,25 +292,18 @@ def explain(error: BaseException, sandbox: str, image: str | None, console: str)
 
 
 def _pull_failed(what: str, image: str | None, said: str) -> SandboxError:
-    offline = (
-        "To work without a registry, make an image with `sandbox-kernel image build --from debian "
-        "-t NAME` and set image to its name."
-    )
-    lowered = said.lower()
-    if any(word in lowered for word in ("manifest unknown", "not found", "404", "name unknown")):
-        return SpecError(f"{what}: there is no image {image!r}. {offline} BoxLite said: {said}")
-    if any(word in lowered for word in ("no match for platform", "architecture", "no matching")):
-        return SpecError(
-            f"{what}: the image {image!r} is not there for this machine's architecture. "
-            f"BoxLite said: {said}"
-        )
-    if any(word in lowered for word in ("unauthorized", "401", "denied", "403")):
-        return SandboxUnavailable(
-            f"{what}: the registry of {image!r} does not let this user read it. {offline} "
-            f"BoxLite said: {said}"
-        )
-    return SandboxUnavailable(
-        f"{what}: the registry of {image!r} cannot be reached. {offline} BoxLite said: {said}"
+    kind: type[SandboxError] = SpecError
+    if re.search("manifest unknown|not found|404|name unknown", said, re.IGNORECASE):
+        why = f"there is no image {image!r}"
+    elif re.search("no match for platform|architecture|no matching", said, re.IGNORECASE):
+        why = f"the image {image!r} is not there for this machine's architecture"
+    else:
+        kind, why = SandboxUnavailable, f"the registry of {image!r} cannot be reached"
+        if re.search("unauthorized|401|denied|403", said, re.IGNORECASE):
+            why = f"the registry of {image!r} does not let this user read it"
+    return kind(
+        f"{what}: {why}. To work without a registry, make an image with `sandbox-kernel image "
+        f"build --from debian -t NAME` and set image to its name. BoxLite said: {said}"
     )
 
 

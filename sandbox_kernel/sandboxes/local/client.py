@@ -107,7 +107,7 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def remove(self, name: str) -> None:
         await super().remove(name)
         if name in self._made:  # somebody deleted its record
-            await self.discard(self._made[name])
+            await asyncio.shield(self.discard(self._made[name]))
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)

@@ -22,7 +22,7 @@ from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, San
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
-from sandbox_kernel.sandboxes.capabilities import Capabilities, refusal
+from sandbox_kernel.sandboxes.capabilities import Capabilities, whole
 from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
 from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
@@ -82,6 +82,7 @@ class Snapshots(SnapshotKeeper):
 
 
 def _sdk_name(record: Record) -> str:
+    """The SDK's name for a sandbox or a snapshot."""
     return f"sk-{record.name}-{record.id}"
 
 
@@ -118,7 +119,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
 
     async def create(self, spec: SandboxSpec) -> MicrosandboxHandle:
         self.check(spec)
-        _check_cpus(spec)
+        cpus = whole(spec, self.backend, "cpus", 1, "A microVM has whole CPUs")
         await self.sweep()
         image, is_here = await images.reference(spec)
         root_disk = spec.disk_mib + _JOURNAL_MIB if spec.disk_mib else None
@@ -128,7 +129,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
                 vm,
                 image=sdk.Image.oci(image, root_disk=root_disk),
                 memory=spec.memory_mib or DEFAULT_MEMORY_MIB,
-                cpus=int(spec.cpus or 1),
+                cpus=cpus or 1,
                 env=dict(spec.env),
                 network=sdk.Network.none(),
                 idle_timeout=max(1.0, spec.lease_seconds),
@@ -150,9 +151,9 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
     async def _make(self, record: Record, boot: Boot, *, booted: bool = True) -> MicrosandboxHandle:
         spec = record.sandbox_spec()
         record.id = secrets.token_hex(6)
-        record.data = {"vm": f"sk-{spec.name}-{record.id}", "limits": _limits(spec)}
+        vm = _sdk_name(record)
+        record.data = {"vm": vm, "limits": _limits(spec)}
         handle = self.handle(record)
-        vm = record.data["vm"]
 
         async def work() -> None:
             await machine.insist(lambda: boot(vm), vm)
@@ -268,12 +269,6 @@ async def _boot() -> None:
         raise SandboxUnavailable(f"{error}. {why}".strip()) from error
     finally:
         await asyncio.shield(machine.destroy(vm))
-
-
-def _check_cpus(spec: SandboxSpec) -> None:
-    if spec.cpus is not None and spec.cpus != int(spec.cpus):
-        why = "A microVM has whole CPUs; give a whole number."
-        raise refusal(spec.name, "microsandbox", f"cpus={spec.cpus!r}", why)
 
 
 def _limits(spec: SandboxSpec) -> dict[str, str]:
