@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.guest.commands.start import END_OF_INPUT
-from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.base import Command, ExecStream
 from sandbox_kernel.sandboxes.channel import Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.untrusted_text import printable
 
 START_TIMEOUT = 30.0

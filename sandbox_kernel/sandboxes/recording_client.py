@@ -26,9 +26,8 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.spec import SandboxSpec, check_name
 
 _log = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.base import SandboxInfo, SnapshotInfo
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.boxlite.backend import BoxHandle
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.untrusted_files import read_tail, remove_tree
 from sandbox_kernel.untrusted_text import last_lines, printable

@@ -18,6 +18,7 @@ from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
 from sandbox_kernel.sandboxes.base import (
+    Command,
     Diagnosis,
     SandboxClient,
     SandboxHandle,
@@ -27,7 +28,6 @@ from sandbox_kernel.sandboxes.base import (
 from sandbox_kernel.sandboxes.broker.protocol import raise_error
 from sandbox_kernel.sandboxes.broker.startup import Place
 from sandbox_kernel.sandboxes.channel import Channel
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
 from sandbox_kernel.spec import SandboxSpec

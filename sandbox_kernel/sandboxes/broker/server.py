@@ -18,10 +18,9 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
-from sandbox_kernel.sandboxes.base import ExecStream, SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import Command, ExecStream, SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.broker.protocol import MAX_MESSAGE, PROTOCOL, error_message
 from sandbox_kernel.sandboxes.channel import Channel, Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import SandboxSpec
 
 _log = logging.getLogger(__name__)

@@ -19,14 +19,12 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.base import MAX_OUTPUT
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import MAX_OUTPUT, Command, ExecResult, SandboxInfo
 from sandbox_kernel.sandboxes.hosted import HostedHandle
 from sandbox_kernel.sandboxes.islo.api import Api, InvalidState
 from sandbox_kernel.sandboxes.islo.pushes import Pusher
 from sandbox_kernel.sandboxes.islo.stream import IDLE, IsloStream, RecordReader, relay_command
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import ExecResult, SandboxInfo
 from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, Usage
 from sandbox_kernel.sandboxes.channel import Channel, Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import (
     START_TIMEOUT,
     ControlledStream,
@@ -29,7 +29,6 @@ from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.limits import MIB
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.results import SandboxInfo, Usage
 from sandbox_kernel.sandboxes.untrusted_files import read_tail
 from sandbox_kernel.untrusted_text import last_lines
 

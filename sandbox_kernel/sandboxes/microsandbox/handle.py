@@ -18,11 +18,10 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.microsandbox import machine, scripts
 from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:

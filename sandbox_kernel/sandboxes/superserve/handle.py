@@ -23,11 +23,10 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import wrapped_command
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.folder_archive import packed
 from sandbox_kernel.sandboxes.hosted import HostedHandle, LeaseRenewal
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
 from sandbox_kernel.untrusted_text import last_lines, printable
