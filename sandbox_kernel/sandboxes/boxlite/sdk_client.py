@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from boxlite import errors as sdk
 
 from sandbox_kernel import guest_program
-from sandbox_kernel.errors import SandboxError, SandboxGone, Unsupported
+from sandbox_kernel.errors import SandboxError, SandboxGone
 from sandbox_kernel.guest.commands.box import EXIT_CODES
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Record, Records
@@ -219,34 +219,26 @@ class DirectClient(RecordingClient[DirectHandle]):
             if state is None:
                 break
             if not state.running:
-                await self._settle(record, state)
+                await self.settle(record, state)
                 break
         else:
             await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
-        await self._close_link(record)
+        await self.close_link(record)
 
-    async def _settle(self, record: Record, state: State) -> None:
+    async def settle(self, record: Record, state: State) -> None:
         """Make sure that nothing of an ended box runs, and that BoxLite knows that it has ended."""
         if state.stale:
             await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
         else:
             await self.runtime.finish(state.id)
 
-    async def _close_link(self, record: Record) -> None:
+    async def close_link(self, record: Record) -> None:
         link = self._links.pop(record.id, None)
         if link is not None:
             await link.close()
 
     async def restart(self, record: Record) -> None:
-        """Start a box that has stopped. No error if it runs."""
-        state = await self.runtime.state(record.data["box"])
-        if state is None:
-            raise self.gone(record, state)
-        if state.running:
-            return
-        await self._close_link(record)
-        await self._settle(record, state)
-        Notes(record.id).clear("ended")
+        """Start a box that is settled."""
         spec = record.sandbox_spec()
         try:
             await asyncio.wait_for(self._start(record), spec.start_timeout)
@@ -261,7 +253,7 @@ class DirectClient(RecordingClient[DirectHandle]):
 
     async def destroy(self, record: Record) -> None:
         await self.runtime.remove(record.data["box"])
-        await self._close_link(record)
+        await self.close_link(record)
         self._opening.pop(record.id, None)
         Notes(record.id).remove()
 
@@ -274,19 +266,6 @@ class DirectClient(RecordingClient[DirectHandle]):
     async def sweep(self) -> None:
         await super().sweep()
         await self.snapshot_keeper.sweep()
-
-    async def keep(self, record: Record, name: str) -> SnapshotInfo:
-        """Make a snapshot of a stopped box (``SandboxHandle.snapshot``)."""
-        state = await self.runtime.state(record.data["box"])
-        if state is None:
-            raise self.gone(record, state)
-        if state.running:
-            raise Unsupported(
-                f"Sandbox {record.name!r} runs, and BoxLite's snapshot of a running box is not of "
-                f"one point in time: later writes show in it. Stop the sandbox first."
-            )
-        await self._settle(record, state)
-        return await self.snapshot_keeper.take_from(record, name)
 
     # --- doctor
 

@@ -63,12 +63,12 @@ async def insist(attempt: Callable[[], Awaitable[T]], vm: str = "") -> T:
             await asyncio.sleep(_PAUSE)
 
 
-async def status(vm: str) -> str | None:
-    """``running``, ``paused``, ``stopped``; None if there is no such VM."""
+async def status(vm: str) -> str:
+    """``running``, ``paused``, ``stopped``; ``gone`` if there is no such VM."""
     try:
         found = str((await sdk.Sandbox.get(vm)).status)
     except sdk.SandboxNotFoundError:
-        return None
+        return "gone"
     except sdk.MicrosandboxError as error:
         raise SandboxError(f"microsandbox cannot tell the state of {vm!r}: {error}") from error
     if found == "paused":

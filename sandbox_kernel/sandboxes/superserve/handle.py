@@ -325,15 +325,25 @@ class SuperserveHandle(HostedHandle):
 
     async def snapshot(self, name: str) -> SnapshotInfo:
         """Keeps memory, processes and files. The service pauses the sandbox for a moment."""
-        return await self._client.keep(self, name)
+        source = self._client.recorded(self.name) or self._record
+
+        async def work(record: Record) -> None:
+            record.id = await self._take_snapshot(name)
+            record.data["base_url"] = api.endpoint()
+
+        return await self._client.snapshot_keeper.take(name, source, work)
 
     async def fork(self, name: str = "") -> SuperserveHandle:
         """As the surface says, by way of a snapshot that is deleted at once."""
         spec = replace(self.spec, name=name or f"sandbox-{secrets.token_hex(4)}")
-        return await self._client.fork(self, spec)
+        snapshot = await self._take_snapshot(f"fork-{spec.name}")
+        try:
+            return await self._client.copy(spec, self._client.recorded(self.name), snapshot)
+        finally:
+            await asyncio.shield(api.delete_snapshot(snapshot))
 
-    async def take_snapshot(self, name: str) -> str:
-        """Make a snapshot at the service; its id there. For the client."""
+    async def _take_snapshot(self, name: str) -> str:
+        """Make a snapshot at the service; its id there."""
         self._refuse_if_ended()
         if (status := await self._status()) in ("failed", "deleted"):
             raise SandboxGone(self._why_gone(status))
