@@ -8,6 +8,7 @@ these targets: musl 1.1, s390x, ppc64le, free-threaded interpreters.)
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -66,8 +67,8 @@ def packages_for(
     """
     root = private_dir(data_dir() / "packages")
     key = target.key(*requirements)
-    names = [f"{key}-lean", f"{key}-lean-own"] if lean else [key, f"{key}-own"]
-    fetched, own = root / names[0], root / names[1]
+    fetched = root / (f"{key}-lean" if lean else key)
+    own = root / f"{fetched.name}-own"
     for made in (fetched, own) if lean else (fetched,):
         if made.is_dir():
             return made
@@ -274,13 +275,11 @@ def _from_here(folder: Path, target: Target, requirements: Sequence[str]) -> Non
 
 
 def _parsed(requirement: str) -> Requirement:
-    try:
+    with contextlib.suppress(InvalidRequirement):
         parsed = Requirement(requirement)
-    except InvalidRequirement:
-        raise _DoesNotFit(f"{requirement} is no plain requirement") from None
-    if parsed.url or parsed.extras:
-        raise _DoesNotFit(f"{requirement} is no plain requirement")
-    return parsed
+        if not parsed.url and not parsed.extras:
+            return parsed
+    raise _DoesNotFit(f"{requirement} is no plain requirement")
 
 
 def _check_wheel(
@@ -289,11 +288,8 @@ def _check_wheel(
     wheel = distribution.read_text("WHEEL") or ""
     tags = re.findall(r"^Tag: *(\S+)", wheel, re.MULTILINE)
     if not any(str(tag) in fitting for text in tags for tag in parse_tag(text)):
-        raise _DoesNotFit(
-            f"{name} was installed here for {', '.join(tags)}"
-            if tags
-            else f"{name} was not installed here from a wheel"
-        )
+        how = f"for {', '.join(tags)}" if tags else "but not from a wheel"
+        raise _DoesNotFit(f"{name} was installed here {how}")
 
 
 def _copy(name: str, distribution: importlib.metadata.Distribution, folder: Path) -> None:
