@@ -1,8 +1,7 @@
-"""The images that ``sandbox-kernel image build`` made, one OCI layout each.
+"""The images that ``sandbox-kernel image build`` made, in ``<data dir>/images/<name>/``.
 
-They are in ``<data dir>/images/<name>/``. A new layout appears complete. A rebuild adds blobs, then
-replaces ``index.json`` atomically, then deletes unused blobs. Backends that boot images call
-``resolve``.
+A new layout appears complete. A rebuild adds blobs, then replaces ``index.json`` atomically, then
+deletes unused blobs. Backends that boot images call ``resolve``.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ def uncached_packages_for(
 
 
 def unmet(folder: Path, target: Target, installed: Mapping[str, str]) -> list[str]:
-    """Sentences: requirements of a folder's packages that ``installed`` (name: version) do not
-    meet."""
+    """In sentences: requirements of the folder's packages that ``installed`` ones do not meet."""
     versions = {canonicalize_name(name): version for name, version in installed.items()}
     found = []
     for distribution in importlib.metadata.distributions(path=[str(folder)]):

@@ -1,5 +1,4 @@
-"""Reading and writing a pipe, terminal or socket on an event loop, and making the two ends of a
-command's streams."""
+"""Pipes, terminals and sockets on an event loop, and the two ends of a command's streams."""
 
 from __future__ import annotations
 

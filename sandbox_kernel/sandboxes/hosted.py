@@ -34,8 +34,7 @@ _CLOSE_TIMEOUT = 20.0
 
 
 def label() -> str:
-    """Under which sandboxes of several machines belong together. Each backend puts it where its
-    service can hold it, and checks it for that."""
+    """What sandboxes that belong together carry. Each backend checks it for its service."""
     return os.environ.get("SANDBOX_KERNEL_LABEL", "default")
 
 
@@ -189,8 +188,7 @@ class HostedClient(RecordingClient[H]):
 
 
 class LeaseRenewal:
-    """Renews the time limit of a sandbox while streams to it are open. ``renew`` asks the service
-    for it, or raises a SandboxError."""
+    """Calls ``renew`` before a sandbox's lease ends, while streams to it are open."""
 
     def __init__(self, name: str, seconds: float, renew: Callable[[], Awaitable[None]]) -> None:
         self._name = name

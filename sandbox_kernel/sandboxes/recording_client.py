@@ -208,8 +208,7 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
 
 
 class SnapshotKeeper(RecordKeeper):
-    """A backend's snapshots. With ``memory`` they hold running processes, and their records the
-    token of the agent among them."""
+    """A backend's snapshots. With ``memory`` their records have the token of the agent in them."""
 
     kind = "Snapshot"
     timeout: ClassVar[float | None] = None

@@ -25,8 +25,7 @@ class Options:
 
     gateway_profile: str | Profile | None = None
     pause_after_idle: int | None = None
-    """Islo pauses the sandbox after this many seconds without a request; the default is the
-    spec's ``lease_seconds``."""
+    """Seconds without a request after which Islo pauses it; by default ``lease_seconds``."""
     delete_after: int | None = None
     """Islo deletes the sandbox after so long; as it seems, since its creation."""
     auto_resume: str = "never"

@@ -1,8 +1,7 @@
 """The local jail as a sandbox backend: creating, finding and removing jails.
 
-A jail belongs to no process: it runs on when its creator dies, and whoever reads its record can
-use it. ``Record.data`` has what another process needs: the folders, the process ids with their
-start times, and the cgroups.
+A jail belongs to no process: it runs on when its creator dies, and whoever reads its record, with
+folders, process ids and cgroups, can use it.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class LocalClient(RecordingClient[LocalHandle]):
         },
     )
     commands_apart: ClassVar[bool] = True
-    """Whether commands in a jail cannot look into each other's processes. (A test double that
-    stands for a whole machine allows it.)"""
+    """Whether commands cannot look into each other's processes. (A test double allows it.)"""
 
     def __init__(self) -> None:
         super().__init__()

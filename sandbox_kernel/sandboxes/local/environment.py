@@ -1,8 +1,7 @@
 """A Python environment of the host, and what the jail sees of it.
 
 ``describe`` asks an interpreter where its parts are. ``PythonEnvironment.binds`` shows them to the
-jail, read-only and at the same paths. A home folder is never shown, not even when the environment
-lies in it.
+jail, read-only and at the same paths; a home folder never, even if the environment lies in it.
 """
 
 from __future__ import annotations
@@ -111,12 +110,10 @@ class PythonEnvironment:
         }
 
     def binds(self) -> list[Mount]:
-        """All of it at the same paths, read-only, without settings and without what is hidden by
-        its name (``hidden_paths.covers``).
+        """All of it at the same paths, read-only, without what ``hidden_paths.covers`` names.
 
-        Real folders are shown, and every symbolic link on the way to one is recreated, so each
-        path leads where it leads on the host. Raises SpecError if an interpreter's own folder
-        cannot be shown without showing the home folder.
+        Every symbolic link on the way to a folder is recreated, so each path leads where it leads
+        on the host. SpecError if an interpreter's own folder would show the home folder.
         """
         for folder in (self.prefix, self.base_prefix):
             reason = exposes(folder)
@@ -260,8 +257,8 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
 
 
 def _base_executable(python: str, answer: dict[str, Any]) -> str:
-    """The interpreter's real file. In a virtual environment with a copied interpreter it is the
-    one that the copy was made from."""
+    """The interpreter's real file. In a virtual environment with a copied interpreter it is the one
+    that the copy was made from."""
     real: str = os.path.realpath(answer["executable"])
     prefix, base_prefix = answer["prefix"], answer["base_prefix"]
     if prefix == base_prefix or not contains(os.path.realpath(prefix), real):

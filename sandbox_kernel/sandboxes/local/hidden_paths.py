@@ -174,8 +174,7 @@ def _kernelspecs(folder: str) -> Iterator[str]:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a kernelspec says no more than how to start the kernel. ipykernel's own must stay,
-    for programs in the jail that start kernels."""
+    """Whether a kernelspec has no settings. ipykernel's must stay: programs start kernels by it."""
     try:
         kernel = json.loads(Path(path).read_text(encoding="utf-8"))
         settings = kernel.get("env") or "kernel_provisioner" in kernel.get("metadata", {})

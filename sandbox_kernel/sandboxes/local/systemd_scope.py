@@ -92,8 +92,7 @@ def _bus() -> Path | None:
 
 
 def _outlives_sessions() -> bool:
-    """Whether this process is a service of the system's, for a user whose manager ends, with all
-    of its scopes, when that user next logs out."""
+    """Whether this is a system service of a user whose manager, with its scopes, ends at logout."""
     if not cgroup.own_unified_path().startswith("/system.slice/"):
         return False
     try:

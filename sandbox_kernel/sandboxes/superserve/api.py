@@ -51,8 +51,7 @@ def has_key() -> bool:
 
 
 def endpoint(base_url: str | None = None) -> str:
-    """The control plane's address, by default the environment's. SandboxUnavailable without a
-    key."""
+    """The control plane's address, given or the environment's. SandboxUnavailable without a key."""
     if not has_key():
         raise SandboxUnavailable(NO_KEY)
     return resolve_config(base_url=base_url).base_url

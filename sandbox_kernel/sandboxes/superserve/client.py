@@ -79,8 +79,7 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
     async def copy(
         self, spec: SandboxSpec, source: Record | None, snapshot: str
     ) -> SuperserveHandle:
-        """A sandbox from a snapshot at the service, if there is one; its agent has the token of
-        ``source``'s. For forks and snapshots."""
+        """A sandbox, from a snapshot if it is named; its agent then has ``source``'s token."""
         tag = secrets.token_hex(12)
         arguments = request.arguments(spec, tag)
         if snapshot:

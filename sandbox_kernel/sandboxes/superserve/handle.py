@@ -72,8 +72,7 @@ class SuperserveHandle(HostedHandle):
         return stream
 
     async def spawn_command(self, command: Command) -> None:
-        """As the surface says. A ``main`` command's end does not end the sandbox; its lease pauses
-        it."""
+        """As the surface says. The end of a ``main`` command does not end the sandbox."""
         async with await self._start(command, log=LOG) as stream:
             await stream.wait()
 
