@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.host_programs import host_environment, own_python
+from sandbox_kernel.host_programs import host_environment, own_python, run_program
 from sandbox_kernel.images.image_store import building
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.paths import data_dir, private_dir
@@ -208,15 +208,10 @@ def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
 def _pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     common = ("--quiet", "--no-input", "--disable-pip-version-check")
     try:
-        return subprocess.run(
+        return run_program(
             own_python("-m", "pip", command, *common, *arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PIP_TIMEOUT,
+            _PIP_TIMEOUT,
             env={**host_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
-            check=False,
         )
     except subprocess.TimeoutExpired:
         raise _Offline(f"pip did not end within {_PIP_TIMEOUT:g} s") from None
@@ -322,12 +317,6 @@ def _finish(folder: Path, target: Target, lean: bool) -> None:
         # paths in them at import.
         command = [sys.executable, "-I", "-m", "compileall", "-q", "-f", "-j", "1"]
         command += ["--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", "/"]
-        subprocess.run(
-            [*command, str(folder)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=host_environment(),
-            timeout=_PIP_TIMEOUT,
-            check=False,  # some packages have files for other versions of Python
-        )
+        # It fails for packages with files for other versions of Python, which does no harm.
+        run_program([*command, str(folder)], _PIP_TIMEOUT)
     folder.chmod(0o755)

@@ -226,7 +226,8 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
     """A new place that starts a process on the host belongs into ``WAYS`` above."""
     root = Path(sandbox_kernel.__file__).parent
     starts = re.compile(
-        r"subprocess\.(run|Popen|check_\w+|call)\(|create_subprocess|posix_spawn\(|os\.exec"
+        r"subprocess\.(run|Popen|check_\w+|call)\(|run_program\(|create_subprocess|posix_spawn\("
+        r"|os\.exec"
     )
     inside = re.compile(r"guest/|sandboxes/missing_packages")
     found = {

@@ -17,6 +17,7 @@ from typing import Any
 
 from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.host_programs import run_program
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
 from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, follow_links
@@ -203,17 +204,9 @@ def _ask(python: str) -> dict[str, Any]:
     kept = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     try:
-        ran = subprocess.run(
-            [python, "-c", _QUESTION],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            env=env,
-            timeout=_DESCRIBE_TIMEOUT,
-            check=False,
-        )
+        ran = run_program([python, "-c", _QUESTION], _DESCRIBE_TIMEOUT, env=env, cwd="/")
         if ran.returncode:
-            raise ValueError(ran.stderr.decode(errors="replace").strip()[-500:] or ran.returncode)
+            raise ValueError(ran.stderr.strip()[-500:] or ran.returncode)
         answer = json.loads(ran.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise SpecError(

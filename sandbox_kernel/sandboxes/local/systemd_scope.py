@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from sandbox_kernel.host_programs import find_program, host_environment
+from sandbox_kernel.host_programs import find_program, run_program
 from sandbox_kernel.sandboxes.local import cgroup
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.limits import Limits
@@ -39,20 +39,11 @@ def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
         return None
     unit = f"sandbox-kernel-{sandbox_id}.scope"
     try:
-        ran = subprocess.run(
-            [
-                *(busctl, f"--address=unix:path={bus}", f"--timeout={_TIMEOUT:g}", "--quiet"),
-                *("call", *_MANAGER, "ssa(sv)a(sa(sv))", unit, "fail"),
-                *(*_properties(pid, limits), "0"),
-            ],
-            capture_output=True,
-            env=host_environment(),
-            timeout=2 * _TIMEOUT,
-            check=False,
-        )
+        command = [busctl, f"--address=unix:path={bus}", f"--timeout={_TIMEOUT:g}", "--quiet"]
+        command += ["call", *_MANAGER, "ssa(sv)a(sa(sv))", unit, "fail"]
+        if run_program([*command, *_properties(pid, limits), "0"], 2 * _TIMEOUT).returncode:
+            return None
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    if ran.returncode:
         return None
     folder = _folder(pid, unit)
     if folder is None:

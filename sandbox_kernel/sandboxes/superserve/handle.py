@@ -327,7 +327,7 @@ class SuperserveHandle(HostedHandle):
         source = self._client.recorded(self.name) or self._record
 
         async def work(record: Record) -> None:
-            record.id = await self._take_snapshot(name)
+            record.id = await self.take_snapshot(name)
             record.data["base_url"] = api.endpoint()
 
         return await self._client.snapshot_keeper.take(name, source, work)
@@ -335,13 +335,13 @@ class SuperserveHandle(HostedHandle):
     async def fork(self, name: str = "") -> SuperserveHandle:
         """As the surface says, by way of a snapshot that is deleted at once."""
         spec = replace(self.spec, name=name or f"sandbox-{secrets.token_hex(4)}")
-        snapshot = await self._take_snapshot(f"fork-{spec.name}")
+        snapshot = await self.take_snapshot(f"fork-{spec.name}")
         try:
             return await self._client.copy(spec, self._client.recorded(self.name), snapshot)
         finally:
             await asyncio.shield(api.delete_snapshot(snapshot))
 
-    async def _take_snapshot(self, name: str) -> str:
+    async def take_snapshot(self, name: str) -> str:
         """Make a snapshot at the service; its id there."""
         self._refuse_if_ended()
         if (status := await self._status()) in ("failed", "deleted"):
