@@ -200,12 +200,15 @@ class SandboxHandle(ABC):
         except TimeoutError as error:
             if isinstance(error, SandboxTimeout):
                 raise
-            raise SandboxTimeout(
-                f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
-                f"and was killed. Give a longer timeout if it needs one."
-            ) from None
+            raise self._too_slow(command, timeout) from None
         finally:
             await stream.close()
+
+    def _too_slow(self, command: Command, timeout: float | None) -> SandboxTimeout:
+        return SandboxTimeout(
+            f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
+            f"and was killed. Give a longer timeout if it needs one."
+        )
 
     # --- the same without a Command, for convenience
 

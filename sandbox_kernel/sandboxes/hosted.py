@@ -76,8 +76,9 @@ class HostedStream(BufferedStream):
     _runs = False
     _refused = ""
 
-    def __init__(self, why_broken: WhyBroken) -> None:
+    def __init__(self, sandbox: str, why_broken: WhyBroken) -> None:
         super().__init__()
+        self._sandbox = sandbox
         self._why_broken = why_broken
         self._started = asyncio.Event()
 
@@ -126,7 +127,7 @@ class HostedStream(BufferedStream):
             if self._code is None or not self._task.done():
                 await asyncio.wait_for(self._tell("kill"), _CLOSE_TIMEOUT)
         except Exception as error:  # noqa: BLE001  (the sandbox may have ended, too)
-            _log.debug("ending a command in a sandbox failed: %s", error)
+            _log.debug("Sandbox %s: ending a command failed: %s", self._sandbox, error)
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -29,6 +29,7 @@ from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.spec import SandboxSpec, check_name
+from sandbox_kernel.untrusted_text import printable
 
 _log = logging.getLogger(__name__)
 
@@ -214,6 +215,12 @@ class SnapshotKeeper(RecordKeeper):
     timeout: ClassVar[float | None] = None
     memory: ClassVar[bool] = True
 
+    async def explained(self, error: BaseException, record: Record) -> BaseException:
+        if isinstance(error, self.sdk_errors):
+            sandbox, why = record.data["sandbox"], printable(str(error))
+            return SandboxError(f"No snapshot of sandbox {sandbox!r} could be made: {why}")
+        return error
+
     def __init__(self, backend: str, folder: str | None = None) -> None:
         self.backend = backend
         self.folder = folder or backend
@@ -282,6 +289,11 @@ class RecordedHandle(SandboxHandle):
     def _stored(self) -> Record | None:
         """The sandbox's record as it is on disk now; None if the sandbox was removed."""
         return Records().current(self._record)
+
+    def _noted(self, fact: str) -> str:
+        """What the record on disk says about ``ended``, ``paused`` or the like."""
+        record = self._stored()
+        return str(record.data.get(fact) or "") if record else ""
 
     def _note(self, **facts: Any) -> None:
         """Add facts to the record on disk."""

@@ -1,4 +1,4 @@
-"""One box, for whoever runs the SDK; made by DirectClient."""
+"""One box, for the process that runs the SDK; made by DirectClient."""
 
 from __future__ import annotations
 

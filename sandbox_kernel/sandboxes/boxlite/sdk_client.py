@@ -39,7 +39,6 @@ from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotK
 from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.tiny_image import WAIT, tiny_layout
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.untrusted_text import printable
 
 _STOP_TIMEOUT = 30.0
 _NOTICE = 5.0
@@ -76,14 +75,6 @@ class Snapshots(SnapshotKeeper):
             await self._client.runtime.clone(source.data["box"], record.data["box"])
 
         return await self.take(name, source, work)
-
-    async def explained(self, error: BaseException, record: Record) -> BaseException:
-        if isinstance(error, sdk.BoxliteError):
-            return SandboxError(
-                f"No snapshot of sandbox {record.data['sandbox']!r} could be made: "
-                f"{printable(str(error))}"
-            )
-        return error
 
     async def destroy(self, record: Record) -> None:
         await self._client.runtime.remove(_box_name(record))
@@ -213,7 +204,7 @@ class DirectClient(RecordingClient[DirectHandle]):
         return self.runtime.console(state.id) if state is not None else ""
 
     async def ended(self, record: Record) -> None:
-        """Wait until a box that was told to end has ended; make it end if it does not."""
+        """Wait until a box has ended that was asked to; make it end if it does not."""
         async for _ in attempts(_STOP_TIMEOUT, most=_POLL):
             state = await self.runtime.state(record.data["box"])
             if state is None:

@@ -7,7 +7,6 @@ BOXLITE_REST_URL set the boxes are a remote server's, and there is nothing on th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from sandbox_kernel.errors import (
     SandboxUnavailable,
     SpecError,
 )
-from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.host_processes import ProcessId, find_processes
 from sandbox_kernel.sandboxes.boxlite.backend import home, remote
 from sandbox_kernel.sandboxes.untrusted_files import read_end
 from sandbox_kernel.untrusted_text import printable
@@ -41,7 +40,7 @@ _REMOVE_ATTEMPTS = 20
 _RETRY = 0.25
 _CALL_TIMEOUT = 60.0
 _NOT_READY, _READY_TIMEOUT = "incompatible container status: `Created`", 60.0
-_PROGRAMS = ("bwrap", "boxlite-shim")
+_PROGRAMS = (b"bwrap", b"boxlite-shim")
 
 
 class State:
@@ -203,14 +202,13 @@ class Runtime:
         """The host's processes that run a box: BoxLite's jailer and its VM."""
         if self.home is None:
             return []
-        found = []
         folder = os.fsencode(self.home / "boxes" / box_id) + b"/"
-        for entry in os.listdir("/proc"):
-            with contextlib.suppress(OSError):
-                if entry.isdigit() and _runs_box(Path(f"/proc/{entry}/cmdline"), folder):
-                    process = ProcessId.of(int(entry))
-                    found += [process] if process else []
-        return found
+        return find_processes(
+            lambda words: (
+                os.path.basename(words[0]) in _PROGRAMS
+                and any(word.startswith(folder) for word in words)
+            )
+        )
 
     def console(self, box_id: str) -> str:
         """The last output of the VM and its guest, printable."""
@@ -227,12 +225,6 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     return printable(_ANSI.sub("", text)).strip()[-CONSOLE_TAIL:]
-
-
-def _runs_box(cmdline: Path, folder: bytes) -> bool:
-    words = cmdline.read_bytes().split(b"\0")
-    program = os.path.basename(words[0]).decode(errors="replace")
-    return program in _PROGRAMS and any(word.startswith(folder) for word in words)
 
 
 class Execution:

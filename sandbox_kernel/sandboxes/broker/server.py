@@ -165,7 +165,7 @@ class Broker:
             return await channel.send(error_message(error))
         try:
             await channel.send({"result": None})
-            await _Pumps(stream, ports, channel).run()
+            await _Pumps(request["name"], stream, ports, channel).run()
         finally:
             for port in ports:
                 port.close()
@@ -177,7 +177,10 @@ class Broker:
 class _Pumps:
     """Carry a stream's bytes between the sandbox and a client's pipes, or its socket."""
 
-    def __init__(self, stream: ExecStream, ports: list[AsyncFd], channel: Channel) -> None:
+    def __init__(
+        self, sandbox: str, stream: ExecStream, ports: list[AsyncFd], channel: Channel
+    ) -> None:
+        self._sandbox = sandbox
         self._stream = stream
         self._channel = channel
         self._stdin = ports[0]
@@ -216,7 +219,7 @@ class _Pumps:
                 if port is not None:
                     await port.write(data)
         except (OSError, SandboxError) as error:
-            _log.debug("a stream of the broker ended: %s", error)
+            _log.debug("Sandbox %s: a stream ended: %s", self._sandbox, error)
         if port is not None and port is not self._stdin:
             port.close()
         elif port is not None:

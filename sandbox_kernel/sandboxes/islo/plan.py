@@ -27,7 +27,7 @@ class Options:
     pause_after_idle: int | None = None
     """Seconds without a request after which Islo pauses it; by default ``lease_seconds``."""
     delete_after: int | None = None
-    """Islo deletes the sandbox after so long; as it seems, since its creation."""
+    """Seconds after which Islo deletes the sandbox, it seems since its creation."""
     auto_resume: str = "never"
     """``on_activity``: Islo resumes a paused sandbox as soon as it is used, also by a kernel's
     tunnel that looks for it."""

@@ -115,8 +115,8 @@ class IsloStream(HostedStream):
 
     write_ahead = PUSH
 
-    def __init__(self, output: Output, pusher: Pusher, why_broken: WhyBroken) -> None:
-        super().__init__(why_broken)
+    def __init__(self, output: Output, pusher: Pusher, sandbox: str, why_broken: WhyBroken) -> None:
+        super().__init__(sandbox, why_broken)
         self._pusher = pusher
         self._said = ""
         self._task = asyncio.get_running_loop().create_task(self._take_in(output))

@@ -67,9 +67,7 @@ class Snapshots(SnapshotKeeper):
                 f"No snapshot of sandbox {sandbox!r} was made within {_SNAPSHOT_TIMEOUT:g} s. Is "
                 f"the disk slow or full?"
             )
-        if isinstance(error, sdk.MicrosandboxError):
-            return SandboxError(f"No snapshot of sandbox {sandbox!r} could be made: {error}")
-        return error
+        return await super().explained(error, record)
 
     async def destroy(self, record: Record) -> None:
         reference = record.data.get("reference") or _sdk_name(record)

@@ -134,18 +134,16 @@ class MicrosandboxHandle(RecordedHandle):
 
     async def _lives(self) -> bool:
         """Whether it is there and meant to be: the SDK may not know yet that it is ending."""
-        record = self._stored()
-        if record is None or record.data.get("ended"):
+        if self._stored() is None or self._noted("ended"):
             return False
         if await machine.status(self._vm) not in ("running", "paused"):
             return False
         return bool(await asyncio.to_thread(machine.processes, self._vm))
 
     async def _why_gone(self) -> str:
-        record = self._stored()
-        if record is None:
+        if self._stored() is None:
             return f"Sandbox {self.name!r} has ended: it was removed. Create a new one to go on."
-        reason, console = str(record.data.get("ended") or ""), ""
+        reason, console = self._noted("ended"), ""
         if not reason:
             reason = await asyncio.to_thread(machine.why_ended, self._vm)
             console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()

@@ -66,7 +66,8 @@ class SuperserveHandle(HostedHandle):
 
     async def _start(self, command: Command, *, log: str | None = None) -> SuperserveStream:
         asked = wrapped_command.request(command.with_defaults(self.spec.env, self.workdir), log=log)
-        stream = SuperserveStream(await self._dial(), asked, self._tool, self._why_broken)
+        socket = await self._dial()
+        stream = SuperserveStream(socket, asked, self._tool, self.name, self._why_broken)
         await stream.started(f"{command.program!r} could not be run in sandbox {self.name!r}")
         stream.on_close = self._lease.attach()
         return stream
@@ -163,11 +164,6 @@ class SuperserveHandle(HostedHandle):
     def _refuse_if_ended(self) -> None:
         if self._stored() is None or self._noted("ended"):
             raise SandboxGone(self._why_gone("deleted"))
-
-    def _noted(self, fact: str) -> str:
-        """What the record says now about ``ended``, ``paused`` or ``log``."""
-        record = self._stored()
-        return str(record.data.get(fact) or "") if record else ""
 
     def _why_gone(self, status: str) -> str:
         start = f"Sandbox {self.name!r} has ended: "
@@ -291,7 +287,7 @@ class SuperserveHandle(HostedHandle):
             pass
         except SandboxError as error:
             # Frozen they are harmless; `resume` ends them, or refuses.
-            _log.warning("%s", error)
+            _log.warning("Sandbox %s: %s", self.name, error)
         # Noted first: who finds it paused must not take that for a pause.
         self._note(ended="it was stopped", log=log)
         try:

@@ -35,9 +35,14 @@ class SuperserveStream(HostedStream):
     """Runs the command of a request. ``tool`` runs a short command in the same sandbox."""
 
     def __init__(
-        self, socket: ClientConnection, request: bytes, tool: Tool, why_broken: WhyBroken
+        self,
+        socket: ClientConnection,
+        request: bytes,
+        tool: Tool,
+        sandbox: str,
+        why_broken: WhyBroken,
     ) -> None:
-        super().__init__(why_broken)
+        super().__init__(sandbox, why_broken)
         self._socket = socket
         self._tool = tool
         self._marks = wrapped_command.Marks()
