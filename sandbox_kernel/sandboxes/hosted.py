@@ -34,7 +34,7 @@ _CLOSE_TIMEOUT = 20.0
 
 
 def label() -> str:
-    """What sandboxes that belong together carry. Each backend checks it for its service."""
+    """The label of sandboxes that belong together. Each backend checks it for its service."""
     return os.environ.get("SANDBOX_KERNEL_LABEL", "default")
 
 
@@ -189,7 +189,8 @@ class HostedClient(RecordingClient[H]):
 
 
 class LeaseRenewal:
-    """Calls ``renew`` before a sandbox's lease ends, while streams to it are open."""
+    """Calls ``renew``, which may raise a SandboxError, in time while streams to a sandbox are
+    open."""
 
     def __init__(self, name: str, seconds: float, renew: Callable[[], Awaitable[None]]) -> None:
         self._name = name
