@@ -288,7 +288,7 @@ class SandboxClient(ABC):
         self.capabilities.check(spec, self.backend)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
-        """A new sandbox from a snapshot. Otherwise as ``create``."""
+        """A new sandbox, with the spec's name, from a snapshot. Otherwise as ``create``."""
         raise self._no_snapshots()
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:

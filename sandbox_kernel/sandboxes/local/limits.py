@@ -124,7 +124,8 @@ def _default_memory() -> int:
 
 
 def _process_rlimit_works() -> bool:
-    """Not for root; and before Linux 5.14 processes outside of the jail counted, too."""
+    """Whether RLIMIT_NPROC holds: not for root, nor before Linux 5.14 (it counted other
+    processes)."""
     version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     return os.getuid() != 0 and version >= (5, 14)
 

@@ -31,7 +31,8 @@ class Symlink:
 
 @dataclass(frozen=True)
 class Cover:
-    """Hides what is at ``target``: by an empty folder, or a file that cannot be opened."""
+    """Hides what is at ``target``: an empty folder, for other mounts to lie in, or a closed
+    file."""
 
     target: str
     is_file: bool = False
