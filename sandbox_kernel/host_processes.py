@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,17 @@ class ProcessId:
                 poll.register(fd, select.POLLIN)
                 return bool(poll.poll(timeout * 1000))
         return True
+
+
+def find_processes(wanted: Callable[[list[bytes]], bool]) -> list[ProcessId]:
+    """The processes whose command lines, as words, are ``wanted``."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
+            if wanted(words) and (process := ProcessId.of(int(pid))):
+                found.append(process)
+    return found
 
 
 @contextlib.contextmanager

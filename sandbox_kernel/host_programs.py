@@ -12,6 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 ISOLATION = ("-E", "-P")
 """Options for an interpreter in a foreign environment: it ignores PYTHON* variables and does not
@@ -40,17 +42,29 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=absolute(os.environ.get("PATH", os.defpath)) or os.defpath)
 
 
-def importable_in_isolation() -> bool:
-    """Whether an interpreter with ``ISOLATION`` can import this package: not from PYTHONPATH."""
-    ran = subprocess.run(
-        [sys.executable, *ISOLATION, "-c", "import sandbox_kernel"],
+def run_program(
+    command: Sequence[str], timeout: float, *, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input to its end, by default in ``host_environment``, and return its
+    output as text. Whatever its exit code; subprocess.TimeoutExpired after ``timeout`` seconds."""
+    return subprocess.run(
+        command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        cwd="/",
-        timeout=_CHECK_TIMEOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        env=host_environment() if env is None else env,
         check=False,
+        **options,
     )
-    return ran.returncode == 0
+
+
+def importable_in_isolation() -> bool:
+    """Whether an interpreter with ``ISOLATION`` can import this package: true if it is installed,
+    false if it is only on PYTHONPATH."""
+    command = [sys.executable, *ISOLATION, "-c", "import sandbox_kernel"]
+    return run_program(command, _CHECK_TIMEOUT, env=os.environ, cwd="/").returncode == 0
 
 
 def absolute(paths: str) -> str:

@@ -11,7 +11,7 @@ import gzip
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, BinaryIO, cast
 
 from sandbox_kernel.errors import SpecError
@@ -21,7 +21,12 @@ MAX_BYTES = 64 * 2**30
 MAX_ENTRIES = 2_000_000
 MAX_HEADER = 2**20
 _MAX_PATH, _MAX_NAME = 4096, 255
-_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSIONS: Mapping[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ": lzma.open,
+    b"BZh": bz2.open,
+}
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _EXTENSIONS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -59,17 +64,13 @@ def decompressed(file: BinaryIO, where: str) -> IO[bytes]:
     """The uncompressed content of a file; its first bytes say how it is compressed."""
     start = file.read(6)
     file.seek(0)
-    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
-    if kind == "gzip":
-        return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
-    if kind == "xz":
-        return lzma.LZMAFile(file)
-    if kind == "bzip2":
-        return bz2.BZ2File(file)
-    if kind == "zstd":
+    if start.startswith(_ZSTD):
         raise BadArchive(
             f"{where} is compressed with zstd, which is not supported. Compress it with gzip."
         )
+    for magic, opened in _COMPRESSIONS.items():
+        if start.startswith(magic):
+            return cast(IO[bytes], opened(file))
     return file
 
 

@@ -1,8 +1,8 @@
 """Builds an image for kernels from a base, as an OCI layout (``sandbox-kernel image build``).
 
-A base that is an OCI image keeps its layers; other bases become one layer. One layer on top has
-ipykernel, the requested packages and an empty /workspace. Nothing of the base is run or unpacked,
-so the build needs neither root nor Docker, and may be for another architecture.
+The layers of an OCI image are kept; other bases become one layer. A layer on top has ipykernel, the
+requested packages and an empty /workspace. Nothing of the base is run or unpacked, so a build needs
+neither root nor Docker, and may be for another architecture.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ def _rootfs_entries(path: Path) -> Iterator[Entry]:
 
 
 def _read_requirements(path: Path | None) -> list[str] | None:
-    """The lines of a requirements file; None if only pip can interpret it, because it names files
-    or indexes."""
+    """The lines of a requirements file; None if it names files or indexes: only pip can read it."""
     if path is None:
         return []
     try:
@@ -251,8 +250,7 @@ def _superseded(contents: Contents, place: str, packages: Path) -> Iterator[Entr
 
 
 def _existing(contents: Contents, path: str) -> str:
-    """The path with the links of its existing part resolved: a layer must not replace a link by a
-    folder."""
+    """The path with links resolved: a layer must not replace a link by a folder."""
     missing: list[str] = []
     folder = path.strip("/")
     while folder and not contents.is_folder(folder):

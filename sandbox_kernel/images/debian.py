@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
-from sandbox_kernel.host_programs import find_program, host_environment
+from sandbox_kernel.host_programs import find_program, host_environment, run_program
 from sandbox_kernel.images.layers import Entry, fixed_time
 from sandbox_kernel.images.wheels import Note
 
 INCLUDED = ("python3", "ca-certificates")
 _TIMEOUT = 1800.0
+_QUIET = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 _SUITE = re.compile(r"[a-z][a-z0-9.-]{1,40}")
 # Traces of the build machine, files that change daily, and documentation. Copyright files stay.
 _LEFT_OUT = re.compile(
@@ -27,8 +28,7 @@ _LEFT_OUT = re.compile(
 
 
 def make_debian(folder: Path, note: Note) -> Path:
-    """A root file system as an archive or a folder in ``folder``. SandboxUnavailable if the
-    system has no tool for it."""
+    """A root file system as an archive or folder. SandboxUnavailable if there is no tool for it."""
     maker, (mirror, suite) = _maker(), _source()
     root = folder / ("debian.tar" if maker == "mmdebstrap" else "debian")
     note(f"Making {suite} with {' and '.join(INCLUDED)} by {maker}: a minute or two ...")
@@ -48,11 +48,7 @@ def make_debian(folder: Path, note: Note) -> Path:
                 stdout=log,
                 stderr=log,
                 timeout=_TIMEOUT,
-                env={
-                    **host_environment(),
-                    "LC_ALL": "C.UTF-8",
-                    "DEBIAN_FRONTEND": "noninteractive",
-                },
+                env={**host_environment(), **_QUIET},
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -97,15 +93,8 @@ def _source() -> tuple[str, str]:
     """Mirror and suite of this system."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
     try:
-        ran = subprocess.run(
-            [*command, "Created-By: Packages"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=host_environment(),
-            check=True,
-        )
+        ran = run_program([*command, "Created-By: Packages"], 60)
+        ran.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxUnavailable(
             f"An image --from debian uses apt's package sources, and apt-get failed ({error}). "

@@ -1,8 +1,7 @@
-"""The images that ``sandbox-kernel image build`` made, one OCI layout each.
+"""The images that ``sandbox-kernel image build`` made, in ``<data dir>/images/<name>/``.
 
-They are in ``<data dir>/images/<name>/``. A new layout appears complete. A rebuild adds blobs, then
-replaces ``index.json`` atomically, then deletes unused blobs. Backends that boot images call
-``resolve``.
+A new layout appears complete. A rebuild adds blobs, then replaces ``index.json`` atomically, then
+deletes unused blobs. Backends that boot images call ``resolve``.
 """
 
 from __future__ import annotations
@@ -102,8 +101,7 @@ def remove(name: str) -> bool:
 
 @contextlib.contextmanager
 def building(root: Path) -> Iterator[Path]:
-    """A new folder in ``root`` to build in; it may be renamed. It is deleted afterwards, like those
-    that killed processes left."""
+    """A new folder to build in, deleted afterwards like those that killed processes left."""
     for left in [*root.glob(".building-*"), *root.glob(".removed-*")]:
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _delete(left)
@@ -142,8 +140,7 @@ def export_folder(name: str, target: Path) -> None:
 
 
 def export_archive(name: str, file: IO[bytes]) -> None:
-    """Write an image as an archive that is an OCI layout and that any ``docker load`` reads. The
-    same image gives the same bytes."""
+    """Write an image as an OCI archive for ``docker load``; the same image gives the same bytes."""
     source = _existing(name)
     image = load(source)
 

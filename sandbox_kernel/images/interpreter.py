@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.images.contents import Contents
@@ -39,8 +40,7 @@ class Interpreter:
 def find_interpreter(
     contents: Contents, path: Sequence[str] = PATH, python: str | None = None
 ) -> Interpreter:
-    """The ``python3`` on the image's PATH, or the one at ``python``. SpecError if it does not exist
-    or cannot run kernels."""
+    """The ``python3`` on PATH, or the one at ``python``. SpecError if it cannot run kernels."""
     candidates = [python] if python else [f"{folder.rstrip('/')}/python3" for folder in path]
     for candidate in candidates:
         if contents.is_file(candidate):
@@ -98,8 +98,8 @@ def _machine(contents: Contents, resolved: str) -> str:
     head = contents.read(resolved)
     if len(head) < 20 or head[:4] != b"\x7fELF":
         raise SpecError(f"/{resolved} in the image is no Linux program, so it cannot run kernels.")
-    order = "little" if head[5] == 1 else "big"
-    number = int.from_bytes(head[18:20], "little" if order == "little" else "big")
+    order: Literal["little", "big"] = "little" if head[5] == 1 else "big"
+    number = int.from_bytes(head[18:20], order)
     machine = _MACHINES.get(number, f"number {number}")
     if head[4] != 2 or (machine == "ppc64le" and order == "big"):
         raise SpecError(
@@ -114,8 +114,8 @@ def _libc(contents: Contents) -> tuple[str, tuple[int, int]]:
     for path in contents.files(_GLIBC):
         named = _GLIBC_FILE.fullmatch(path)
         said = _GLIBC_VERSION.search(contents.read(path))
-        if named or said:
-            return "glibc", (2, int(named.group(1) if named else said.group(1) if said else 17))
+        if version := named or said:
+            return "glibc", (2, int(version[1]))
     for path in contents.files(_MUSL):
         said = _MUSL_VERSION.search(contents.read(path))
         return "musl", (1, int(said.group(2)) if said else 1)

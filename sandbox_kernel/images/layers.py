@@ -143,10 +143,10 @@ def folder_entries(root: Path) -> Iterator[Entry]:
     yield from walk(str(root), "")
 
 
-def made_folder(name: str, *, uid: int = 0, gid: int = 0, mode: int = 0o755) -> Entry:
+def made_folder(name: str, *, uid: int = 0, gid: int = 0) -> Entry:
     """An entry for a folder."""
     entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, mode, uid, gid
+    entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, uid, gid
     return entry, None
 
 

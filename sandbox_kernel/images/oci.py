@@ -225,17 +225,17 @@ def _descriptors(value: Mapping[str, Any], key: str, where: Path) -> list[Json]:
 
 def _chosen(manifests: list[Json], architecture: str, where: Path) -> Json:
     """The manifest for an architecture, or the only one."""
-    real = [m for m in manifests if _platform(m).get("architecture") != "unknown"]
-    fitting = [m for m in real if _platform(m).get("architecture") == architecture]
+    real = [m for m in manifests if _architecture(m) != "unknown"]
+    fitting = [m for m in real if _architecture(m) == architecture]
     choice = fitting or (real if len(real) == 1 else [])
     if not choice:
-        known = sorted({str(_platform(m).get("architecture"))[:50] for m in real})
+        known = sorted({str(_architecture(m))[:50] for m in real})
         raise SpecError(
             f"{where} has no image for {architecture}, only for: {', '.join(known) or 'nothing'}."
         )
     return choice[0]
 
 
-def _platform(manifest: Json) -> Json:
-    found = manifest.get("platform")
-    return found if isinstance(found, dict) else {}
+def _architecture(manifest: Json) -> Any:
+    platform = manifest.get("platform")
+    return platform.get("architecture") if isinstance(platform, dict) else None

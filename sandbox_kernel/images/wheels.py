@@ -8,6 +8,7 @@ these targets: musl 1.1, s390x, ppc64le, free-threaded interpreters.)
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -24,7 +25,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.host_programs import host_environment, own_python
+from sandbox_kernel.host_programs import host_environment, own_python, run_program
 from sandbox_kernel.images.image_store import building
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.paths import data_dir, private_dir
@@ -66,8 +67,8 @@ def packages_for(
     """
     root = private_dir(data_dir() / "packages")
     key = target.key(*requirements)
-    names = [f"{key}-lean", f"{key}-lean-own"] if lean else [key, f"{key}-own"]
-    fetched, own = root / names[0], root / names[1]
+    fetched = root / (f"{key}-lean" if lean else key)
+    own = root / f"{fetched.name}-own"
     for made in (fetched, own) if lean else (fetched,):
         if made.is_dir():
             return made
@@ -101,8 +102,7 @@ def uncached_packages_for(
 
 
 def unmet(folder: Path, target: Target, installed: Mapping[str, str]) -> list[str]:
-    """Sentences about requirements of the packages in a folder that ``installed`` packages (name ->
-    version) do not meet."""
+    """In sentences: requirements of the folder's packages that ``installed`` ones do not meet."""
     versions = {canonicalize_name(name): version for name, version in installed.items()}
     found = []
     for distribution in importlib.metadata.distributions(path=[str(folder)]):
@@ -208,15 +208,10 @@ def _run_pip(folder: Path, target: Target, arguments: Sequence[str]) -> None:
 def _pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     common = ("--quiet", "--no-input", "--disable-pip-version-check")
     try:
-        return subprocess.run(
+        return run_program(
             own_python("-m", "pip", command, *common, *arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PIP_TIMEOUT,
+            _PIP_TIMEOUT,
             env={**host_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
-            check=False,
         )
     except subprocess.TimeoutExpired:
         raise _Offline(f"pip did not end within {_PIP_TIMEOUT:g} s") from None
@@ -274,13 +269,11 @@ def _from_here(folder: Path, target: Target, requirements: Sequence[str]) -> Non
 
 
 def _parsed(requirement: str) -> Requirement:
-    try:
+    with contextlib.suppress(InvalidRequirement):
         parsed = Requirement(requirement)
-    except InvalidRequirement:
-        raise _DoesNotFit(f"{requirement} is no plain requirement") from None
-    if parsed.url or parsed.extras:
-        raise _DoesNotFit(f"{requirement} is no plain requirement")
-    return parsed
+        if not parsed.url and not parsed.extras:
+            return parsed
+    raise _DoesNotFit(f"{requirement} is no plain requirement")
 
 
 def _check_wheel(
@@ -289,11 +282,8 @@ def _check_wheel(
     wheel = distribution.read_text("WHEEL") or ""
     tags = re.findall(r"^Tag: *(\S+)", wheel, re.MULTILINE)
     if not any(str(tag) in fitting for text in tags for tag in parse_tag(text)):
-        raise _DoesNotFit(
-            f"{name} was installed here for {', '.join(tags)}"
-            if tags
-            else f"{name} was not installed here from a wheel"
-        )
+        how = f"for {', '.join(tags)}" if tags else "but not from a wheel"
+        raise _DoesNotFit(f"{name} was installed here {how}")
 
 
 def _copy(name: str, distribution: importlib.metadata.Distribution, folder: Path) -> None:
@@ -327,12 +317,6 @@ def _finish(folder: Path, target: Target, lean: bool) -> None:
         # paths in them at import.
         command = [sys.executable, "-I", "-m", "compileall", "-q", "-f", "-j", "1"]
         command += ["--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", "/"]
-        subprocess.run(
-            [*command, str(folder)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=host_environment(),
-            timeout=_PIP_TIMEOUT,
-            check=False,  # some packages have files for other versions of Python
-        )
+        # It fails for packages with files for other versions of Python, which does no harm.
+        run_program([*command, str(folder)], _PIP_TIMEOUT)
     folder.chmod(0o755)

@@ -1,8 +1,5 @@
-"""Finding a backend by name: entry points in the group ``sandbox_kernel.backends``.
-
-A third party adds a backend by shipping a distribution with such an entry point that names its
-SandboxClient class.
-"""
+"""Finding a backend by name: entry points in the group ``sandbox_kernel.backends``, which name
+SandboxClient classes. Any distribution may have some."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ def _found() -> dict[str, EntryPoint]:
 
 
 def backend_names() -> list[str]:
-    """Names of all backends that are known, whether or not their SDK is installed, or they work
-    here."""
+    """Names of all known backends, whether or not they can be used here."""
     return sorted(_found())
 
 
@@ -34,8 +30,8 @@ def no_backend(name: str) -> SpecError:
 
 
 def load_backend(name: str) -> SandboxClient:
-    """A client of the named backend. SpecError if there is none of that name,
-    SandboxUnavailable if its optional SDK is missing."""
+    """A client of the named backend. SpecError if there is none, SandboxUnavailable if its SDK is
+    missing."""
     entry = _found().get(name)
     if entry is None:
         raise no_backend(name)

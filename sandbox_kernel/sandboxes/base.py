@@ -111,8 +111,7 @@ class SandboxHandle(ABC):
         return False
 
     async def set_lease(self, seconds: float) -> bool:
-        """Replace ``spec.lease_seconds`` from now on. False, and nothing has changed, if the
-        backend cannot."""
+        """Replace ``spec.lease_seconds``. False, and nothing changes, if the backend cannot."""
         return False
 
     async def pause(self) -> None:
@@ -154,8 +153,7 @@ class SandboxHandle(ABC):
         return [self.python or "python3", "-I", GUEST_PATH, *arguments]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
-        """A kernelspec's command line for this sandbox: with the image's own interpreter in place
-        of the host's, if there is one."""
+        """A kernelspec's command line, with the image's own interpreter if there is one."""
         if self.python and argv and os.path.basename(argv[0]).startswith("python"):
             return [self.python, *argv[1:]]
         return argv
@@ -202,12 +200,15 @@ class SandboxHandle(ABC):
         except TimeoutError as error:
             if isinstance(error, SandboxTimeout):
                 raise
-            raise SandboxTimeout(
-                f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
-                f"and was killed. Give a longer timeout if it needs one."
-            ) from None
+            raise self._too_slow(command, timeout) from None
         finally:
             await stream.close()
+
+    def _too_slow(self, command: Command, timeout: float | None) -> SandboxTimeout:
+        return SandboxTimeout(
+            f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
+            f"and was killed. Give a longer timeout if it needs one."
+        )
 
     # --- the same without a Command, for convenience
 
@@ -243,8 +244,7 @@ class SandboxHandle(ABC):
         cwd: str | None = None,
         **options: Any,
     ) -> ExecResult:
-        """``run_command`` for these arguments, with its options ``stdin``, ``timeout`` and
-        ``max_output``."""
+        """``run_command`` for these arguments, with the same options."""
         return await self.run_command(Command([cmd, *(args or ())], env or {}, cwd), **options)
 
     async def shell(self, script: str, *, timeout: float | None = None) -> ExecResult:
@@ -288,8 +288,7 @@ class SandboxClient(ABC):
         self.capabilities.check(spec, self.backend)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
-        """A new sandbox with the spec's name from the snapshot of that name. Otherwise as
-        ``create``."""
+        """A new sandbox, with the spec's name, from a snapshot. Otherwise as ``create``."""
         raise self._no_snapshots()
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:

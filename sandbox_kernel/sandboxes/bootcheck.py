@@ -33,6 +33,11 @@ _OTHER = (
     "Use the backend 'local' (sandbox-kernel install local) or a hosted one if you cannot "
     "change the machine."
 )
+_NO_KVM = (
+    "Turn on virtualization in the firmware and load the module (`sudo modprobe kvm_intel` or "
+    "`kvm_amd`); in a virtual machine or container, its host must offer nested virtualization and "
+    f"pass /dev/kvm in. {_OTHER}"
+)
 
 
 def boot_timeout() -> float:
@@ -45,13 +50,7 @@ def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
     try:
         found = kvm.stat()
     except FileNotFoundError:
-        return Diagnosis(
-            False,
-            f"there is no {kvm}, so no microVM can run",
-            "Turn on virtualization in the firmware and load the module (`sudo modprobe "
-            "kvm_intel` or `kvm_amd`); in a virtual machine or container, its host must offer "
-            f"nested virtualization and pass /dev/kvm in. {_OTHER}",
-        )
+        return Diagnosis(False, f"there is no {kvm}, so no microVM can run", _NO_KVM)
     except OSError as error:
         return Diagnosis(False, f"{kvm} cannot be looked at ({error.strerror})", _OTHER)
     if not stat.S_ISCHR(found.st_mode):
@@ -59,18 +58,14 @@ def kvm_problem(kvm: Path = KVM) -> Diagnosis | None:
     try:
         os.close(os.open(kvm, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError:
-        return Diagnosis(
-            False,
-            f"this user may not use {kvm} (mode {stat.S_IMODE(found.st_mode):o}, "
-            f"group {_group(found.st_gid)})",
-            f"`sudo usermod -aG {_group(found.st_gid)} $USER`, then log in again. {_OTHER}",
-        )
+        group = _group(found.st_gid)
+        what = f"this user may not use {kvm} (mode {stat.S_IMODE(found.st_mode):o}, group {group})"
+        fix = f"`sudo usermod -aG {group} $USER`, then log in again. "
+        return Diagnosis(False, what, fix + _OTHER)
     except OSError as error:
-        return Diagnosis(
-            False,
-            f"{kvm} is there, but cannot be opened ({error.strerror})",
-            f"Load the module of your processor: `sudo modprobe kvm_intel` or `kvm_amd`. {_OTHER}",
-        )
+        what = f"{kvm} is there, but cannot be opened ({error.strerror})"
+        fix = "Load the module of your processor: `sudo modprobe kvm_intel` or `kvm_amd`. "
+        return Diagnosis(False, what, fix + _OTHER)
     return None
 
 

@@ -79,8 +79,7 @@ class BufferedStream(ExecStream):
         return self._code
 
     async def _unless_over(self, writing: Awaitable[object]) -> None:
-        """Wait for a write, but only while the command runs: after that nobody reads it.
-        BrokenPipeError then."""
+        """Wait for a write while the command runs. BrokenPipeError after that: nobody reads it."""
         task = asyncio.ensure_future(writing)
         over = asyncio.ensure_future(self._over.wait())
         try:

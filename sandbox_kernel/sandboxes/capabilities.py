@@ -19,9 +19,9 @@ ENFORCED = tuple(
 
 @dataclass(frozen=True, init=False)
 class Capabilities:
-    """What a backend can do: ``Capabilities(memory_mib=True, pause=True)``.
+    """What a backend can do: ``Capabilities("memory_mib", "pause")``, or ``memory_mib=True``.
 
-    Each setting of SandboxSpec that needs a capability is an argument and an attribute, too.
+    Each setting of SandboxSpec that needs a capability is a word, an argument and an attribute.
     ``check`` turns a missing one into SpecRefused. ``egress`` alone means rules that allow single
     hosts by name; ``egress_parts`` says what else is enforced.
     """
@@ -45,7 +45,8 @@ class Capabilities:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Field name (``egress.ports`` for a rule's) -> why it is refused and what to do instead."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *words: str, **given: Any) -> None:
+        given.update(dict.fromkeys(words, True))
         abilities = {key: value for key, value in given.items() if key not in ENFORCED}
         check_keys(abilities, {*self.__dataclass_fields__, *ENFORCED}, "Capabilities")
         enforced = given.get("enforced", frozenset()) | {k for k in ENFORCED if given.get(k)}
@@ -81,6 +82,18 @@ class Capabilities:
     def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
         why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
         return refusal(spec.name, backend, what, why)
+
+
+def whole(spec: SandboxSpec, backend: str, field: str, unit: int, what: str) -> int | None:
+    """A size of a spec in whole units; None if it is not set. SpecRefused if that is a fraction:
+    nothing is rounded. ``what`` begins the reason."""
+    value = getattr(spec, field)
+    if value is None:
+        return None
+    if value % unit:
+        why = f"{what}; ask for {(int(value // unit) + 1) * unit}."
+        raise refusal(spec.name, backend, f"{field}={value!r}", why)
+    return int(value // unit)
 
 
 def refusal(sandbox: str, backend: str, what: str, why: str) -> SpecRefused:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.guest.commands.start import END_OF_INPUT
-from sandbox_kernel.sandboxes.base import ExecStream
+from sandbox_kernel.sandboxes.base import Command, ExecStream
 from sandbox_kernel.sandboxes.channel import Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.untrusted_text import printable
 
 START_TIMEOUT = 30.0
@@ -54,24 +53,27 @@ class StreamEnd(Protocol):
 
 
 class ControlledStream(ExecStream):
-    """A running command. ``gone`` gives the error for a sandbox that has ended."""
+    """A running command. ``gone`` gives the error for a sandbox that has ended.
+
+    ``ports`` are the ends of stdin, stdout and stderr; or one for stdin and stdout, and one for
+    stderr if it is not a terminal's.
+    """
 
     def __init__(
         self,
         control: Control,
         gone: Callable[[], SandboxError],
+        ports: Sequence[StreamEnd],
         *,
-        stdin: StreamEnd,
-        stdout: StreamEnd,
-        stderr: StreamEnd | None,
         terminal: bool,
         sock: socket.socket | None = None,
     ) -> None:
         self._control = control
         self._gone = gone
-        self._stdin = stdin
-        self._stdout = stdout
-        self._stderr = stderr
+        self._ports = ports
+        self._stdin = ports[0]
+        self._stdout = ports[-2] if len(ports) > 1 else ports[0]
+        self._stderr = ports[-1] if len(ports) > 1 else None
         self._terminal = terminal
         self._exit: int | None = None
         self._failure: SandboxError | None = None
@@ -131,9 +133,8 @@ class ControlledStream(ExecStream):
             return
         self._closed = True
         self._control.hang_up()
-        for port in (self._stdin, self._stdout, self._stderr):
-            if port is not None:
-                port.close()
+        for port in self._ports:
+            port.close()
         try:
             # The far side kills what does not end on its own, so this limit is for a stuck one.
             with contextlib.suppress(asyncio.TimeoutError):

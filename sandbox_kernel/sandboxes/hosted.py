@@ -34,8 +34,7 @@ _CLOSE_TIMEOUT = 20.0
 
 
 def label() -> str:
-    """Under which sandboxes of several machines belong together. Each backend puts it where its
-    service can hold it, and checks it for that."""
+    """The label of sandboxes that belong together. Each backend checks it for its service."""
     return os.environ.get("SANDBOX_KERNEL_LABEL", "default")
 
 
@@ -77,8 +76,9 @@ class HostedStream(BufferedStream):
     _runs = False
     _refused = ""
 
-    def __init__(self, why_broken: WhyBroken) -> None:
+    def __init__(self, sandbox: str, why_broken: WhyBroken) -> None:
         super().__init__()
+        self._sandbox = sandbox
         self._why_broken = why_broken
         self._started = asyncio.Event()
 
@@ -127,7 +127,7 @@ class HostedStream(BufferedStream):
             if self._code is None or not self._task.done():
                 await asyncio.wait_for(self._tell("kill"), _CLOSE_TIMEOUT)
         except Exception as error:  # noqa: BLE001  (the sandbox may have ended, too)
-            _log.debug("ending a command in a sandbox failed: %s", error)
+            _log.debug("Sandbox %s: ending a command failed: %s", self._sandbox, error)
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -189,8 +189,8 @@ class HostedClient(RecordingClient[H]):
 
 
 class LeaseRenewal:
-    """Renews the time limit of a sandbox while streams to it are open. ``renew`` asks the service
-    for it, or raises a SandboxError."""
+    """Calls ``renew``, which may raise a SandboxError, in time while streams to a sandbox are
+    open."""
 
     def __init__(self, name: str, seconds: float, renew: Callable[[], Awaitable[None]]) -> None:
         self._name = name
@@ -220,8 +220,7 @@ class LeaseRenewal:
 
     @property
     def ran_out(self) -> bool:
-        """Streams are open, but the lease could not be renewed in time: this machine slept, or
-        the network was down."""
+        """Whether a lease in use was not renewed in time: this machine slept, or was offline."""
         return self._streams > 0 and time.monotonic() - self._renewed > self._seconds
 
     async def _keep_renewing(self) -> None:

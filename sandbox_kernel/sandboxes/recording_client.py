@@ -26,10 +26,10 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.spec import SandboxSpec, check_name
+from sandbox_kernel.untrusted_text import printable
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +82,9 @@ class RecordKeeper(ABC):
         return error
 
     async def undo(self, record: Record) -> None:
-        """Delete what a failed creation made. If that fails, the record stays and the next sweep
-        tries again."""
+        """Delete what a failed creation made. If that fails, the next sweep tries again."""
         try:
-            await self._discard(record)
+            await self.discard(record)
         except (OSError, SandboxError) as error:
             _log.warning("%s %s: %s", self.kind, record.name, error)
 
@@ -127,7 +126,7 @@ class RecordKeeper(ABC):
         the removal. Removing twice is no error."""
         record = await self._settled(name)
         if record is not None:
-            await self.discard(record)
+            await asyncio.shield(self.discard(record))
 
     async def _settled(self, name: str) -> Record | None:
         record = self._found(name)
@@ -149,11 +148,7 @@ class RecordKeeper(ABC):
         return record
 
     async def discard(self, record: Record) -> None:
-        """Delete what a record names, and the record; to the end, even if the caller is
-        cancelled."""
-        await asyncio.shield(self._discard(record))
-
-    async def _discard(self, record: Record) -> None:
+        """Delete what a record names, and the record."""
         try:
             await self.destroy(record)
         except self.sdk_errors as error:
@@ -169,7 +164,7 @@ class RecordKeeper(ABC):
         for record in self.records.list(self.folder):
             try:
                 if await self._is_swept(record):
-                    await self._discard(record)
+                    await self.discard(record)
             except expected as error:
                 _log.warning("%s %s could not be swept away: %s", self.kind, record.name, error)
 
@@ -214,12 +209,17 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
 
 
 class SnapshotKeeper(RecordKeeper):
-    """A backend's snapshots. With ``memory`` they hold running processes, and their records the
-    token of the agent among them."""
+    """A backend's snapshots. With ``memory`` their records have the token of the agent in them."""
 
     kind = "Snapshot"
     timeout: ClassVar[float | None] = None
     memory: ClassVar[bool] = True
+
+    async def explained(self, error: BaseException, record: Record) -> BaseException:
+        if isinstance(error, self.sdk_errors):
+            sandbox, why = record.data["sandbox"], printable(str(error))
+            return SandboxError(f"No snapshot of sandbox {sandbox!r} could be made: {why}")
+        return error
 
     def __init__(self, backend: str, folder: str | None = None) -> None:
         self.backend = backend
@@ -289,6 +289,11 @@ class RecordedHandle(SandboxHandle):
     def _stored(self) -> Record | None:
         """The sandbox's record as it is on disk now; None if the sandbox was removed."""
         return Records().current(self._record)
+
+    def _noted(self, fact: str) -> str:
+        """What the record on disk says about ``ended``, ``paused`` or the like."""
+        record = self._stored()
+        return str(record.data.get(fact) or "") if record else ""
 
     def _note(self, **facts: Any) -> None:
         """Add facts to the record on disk."""

@@ -34,8 +34,7 @@ class SandboxInfo:
     id: str
     backend: str
     status: str
-    """``running``, ``paused``, ``stopped``, ``gone``, or ``unknown`` for a provider's status that
-    we do not know."""
+    """``running``, ``paused``, ``stopped``, ``gone``; ``unknown`` for a provider's own status."""
     created: float
     limits: Mapping[str, str] = field(default_factory=dict)
     """Spec field -> the value in force and by what, e.g. ``"512 MiB (cgroup v2)"``."""

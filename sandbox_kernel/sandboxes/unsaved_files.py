@@ -43,7 +43,7 @@ class Unsaved:
     """The folder or image of this machine that has the files; empty: the sandbox itself."""
     since: float = field(default_factory=time.time)
     process: Sequence[int] = ()
-    """Who makes the last save just now: a process of this machine, its number and its start."""
+    """The process of this machine that makes the last save now: its number and its start."""
     elsewhere: bool = False
     """Another host's, or from before a restart of this one, as the record says: not noted here."""
 
@@ -67,7 +67,7 @@ _FIELDS = {f.name for f in fields(Unsaved)} - {"backend", "sandbox", "elsewhere"
 
 
 def unsaved_in(record: Record) -> Unsaved | None:
-    """What a record says; None if all is saved, as far as is known, or somebody answers for it."""
+    """What a record says; None if all is saved, as far as is known, or a process will save it."""
     noted = _read(record, KEY)
     if noted is not None or not has_ended(record) or user_of(record) is not None:
         return noted

@@ -49,8 +49,7 @@ class Marks:
         self._held = b""
 
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
-        """The command's own output, and the messages in it. A part that may be the beginning of
-        a message is held back."""
+        """The command's own output, and the messages in it. A partial message is held back."""
         data = self._held + data
         plain, words = [], []
         while (start := data.find(self._start)) >= 0:

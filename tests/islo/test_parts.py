@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.sandboxes.islo import IsloClient, sse
+from sandbox_kernel.sandboxes.islo import IsloClient
 from sandbox_kernel.sandboxes.islo import handle as module
 from sandbox_kernel.sandboxes.islo.pushes import PUSH, WINDOW, Pusher
-from sandbox_kernel.sandboxes.islo.sse import Event, EventParser
-from sandbox_kernel.sandboxes.islo.stream import RecordReader
+from sandbox_kernel.sandboxes.islo.stream import Event, EventParser, RecordReader
 from tests.helpers.waiting import settled, until
 
 from ..hosted.sandboxes import LIMIT, sandbox
@@ -50,7 +49,7 @@ def test_events_do_not_care_where_they_are_cut(sizes: list[int]) -> None:
 
 def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can fill the host's memory with one event, be it one line or many."""
-    monkeypatch.setattr(sse, "MAX_EVENT", 1000)
+    monkeypatch.setattr("sandbox_kernel.sandboxes.islo.stream.MAX_EVENT", 1000)
     for piece in (b"data: " + b"x" * 2000, b"data: x\n" * 500):
         parser = EventParser()
         parser.feed(piece[:900])

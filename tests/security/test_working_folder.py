@@ -13,6 +13,8 @@ import functools
 import json
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import venv
@@ -24,6 +26,7 @@ from jupyter_client.manager import KernelManager
 
 import sandbox_kernel
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.images import debian, wheels
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.jupyter import kernel_command
@@ -90,10 +93,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 
 def start_broker() -> None:
     place = broker.Place("local", "sandbox_kernel.sandboxes.local:LocalClient")
-    place._start().close()
-    process = broker._brokers.pop()
-    process.terminate()
-    process.wait(30)
+    with place._start() as sock:
+        pid, *_ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    process = ProcessId.of(pid)
+    assert process is not None
+    assert process.kill(30)
 
 
 def start_jail() -> None:
@@ -222,7 +226,8 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
     """A new place that starts a process on the host belongs into ``WAYS`` above."""
     root = Path(sandbox_kernel.__file__).parent
     starts = re.compile(
-        r"subprocess\.(run|Popen|check_\w+|call)\(|create_subprocess|posix_spawn\(|os\.exec"
+        r"subprocess\.(run|Popen|check_\w+|call)\(|run_program\(|create_subprocess|posix_spawn\("
+        r"|os\.exec"
     )
     inside = re.compile(r"guest/|sandboxes/missing_packages")
     found = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sandbox_kernel.sandboxes.local.usage import measure
+from sandbox_kernel.sandboxes.local.jail_state import measure
 
 SLACK = {"fds": 12, "threads": 6, "rss_mib": 40.0, "sandboxes": 0, "inside": 15, "endpoints": 0}
 """How much more than at first is no growth: what is in use at the moment of the look."""

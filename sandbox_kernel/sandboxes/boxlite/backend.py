@@ -18,14 +18,8 @@ PYTHON = "python3"
 _MAX_SOCKET_PATH = 107
 
 CAPABILITIES = Capabilities(
-    image=True,
-    memory_mib=True,
-    cpus=True,
-    disk_mib=True,
-    byte_exact_streams=True,
-    reattach=True,
-    restart=True,
-    snapshot=True,
+    *("image", "memory_mib", "cpus", "disk_mib"),
+    *("byte_exact_streams", "reattach", "restart", "snapshot"),
     notes={
         "processes": "A VM bounds its memory, not its processes; set memory_mib.",
         "open_files": "A VM bounds its memory, not its open files; set memory_mib.",
@@ -50,8 +44,7 @@ class BoxHandle(RecordedHandle):
 
 
 def home() -> Path:
-    """The runtime's folder: BOXLITE_HOME, else one of our own, so that the user's own use of
-    BoxLite does not get in the way."""
+    """BOXLITE_HOME, else a folder of our own, apart from the user's own use of BoxLite."""
     override = os.environ.get("BOXLITE_HOME")
     found = Path(override).absolute() if override else private_dir(data_dir() / "boxlite")
     # A box's sockets lie below it, and a Unix socket's path has at most 107 bytes.

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.base import Diagnosis, SandboxClient, SandboxHandle, SnapshotInfo
+from sandbox_kernel.sandboxes.base import Diagnosis, SandboxHandle
 from sandbox_kernel.sandboxes.bootcheck import kvm_problem
 from sandbox_kernel.sandboxes.boxlite.backend import BACKEND, CAPABILITIES, BoxHandle, home, remote
 from sandbox_kernel.sandboxes.boxlite.image import find_image
 from sandbox_kernel.sandboxes.broker.client import BrokeredClient, BrokeredHandle
+from sandbox_kernel.sandboxes.broker.server import carry_out
 from sandbox_kernel.sandboxes.broker.startup import Place
 from sandbox_kernel.spec import SandboxSpec
 
@@ -31,30 +32,25 @@ class _Handle(BoxHandle, BrokeredHandle):
     """A box of the broker's."""
 
 
-class _Brokered(BrokeredClient):
+class BoxliteClient(BrokeredClient):
+    """Boxes of the local broker's, or of the server that BOXLITE_REST_URL names."""
+
     backend = BACKEND
     capabilities = CAPABILITIES
+    _direct: DirectClient | None = None
 
     def place(self) -> Place:
         return Place(BACKEND, _FACTORY, owned=str(home()))
 
     def handle(self, record: Record) -> SandboxHandle:
-        return _Handle(self.place(), record)
+        return self._remote().handle(record) if remote() else _Handle(self.place(), record)
 
+    async def ask(self, kind: str, **values: Any) -> Any:
+        if remote():
+            return await carry_out(self._remote(), {"kind": kind, **values})
+        return await super().ask(kind, **values)
 
-class BoxliteClient(SandboxClient):
-    """Boxes of the local broker's, or of the server that BOXLITE_REST_URL names."""
-
-    backend = BACKEND
-    capabilities = CAPABILITIES
-
-    def __init__(self) -> None:
-        self._direct: DirectClient | None = None
-
-    @property
-    def _client(self) -> SandboxClient:
-        if not remote():
-            return _Brokered()
+    def _remote(self) -> DirectClient:
         if self._direct is None:
             from sandbox_kernel.sandboxes.boxlite.sdk_client import DirectClient
 
@@ -62,29 +58,11 @@ class BoxliteClient(SandboxClient):
         return self._direct
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        self.capabilities.check(spec, self.backend)
-        find_image(spec)  # what is wrong with the request is said without a broker
+        self.check(spec)
+        find_image(spec)  # an invalid request is refused without a broker
         if importlib.util.find_spec("boxlite") is None:
             raise SandboxUnavailable(f"The backend 'boxlite' needs its SDK: {_INSTALL}.")
-        return await self._client.create(spec)
-
-    async def get(self, name: str) -> SandboxHandle:
-        return await self._client.get(name)
-
-    async def list(self) -> list[str]:
-        return await self._client.list()
-
-    async def remove(self, name: str) -> None:
-        await self._client.remove(name)
-
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
-        return await self._client.restore(snapshot, spec)
-
-    async def snapshots(self) -> Sequence[SnapshotInfo]:
-        return await self._client.snapshots()
-
-    async def remove_snapshot(self, name: str) -> None:
-        await self._client.remove_snapshot(name)
+        return await super().create(spec)
 
     async def diagnose(self) -> Sequence[Diagnosis]:
         if importlib.util.find_spec("boxlite") is None:
@@ -92,7 +70,7 @@ class BoxliteClient(SandboxClient):
         if not remote() and (problem := kvm_problem()) is not None:
             return [problem]
         try:
-            return await self._client.diagnose()
+            return await super().diagnose()
         except (OSError, SandboxError) as error:
             return [Diagnosis(False, "BoxLite cannot be used here", str(error))]
 

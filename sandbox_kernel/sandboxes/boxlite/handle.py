@@ -1,4 +1,4 @@
-"""One box, for whoever runs the SDK; made by DirectClient."""
+"""One box, for the process that runs the SDK; made by DirectClient."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, Unsupported
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.base import SandboxInfo, SnapshotInfo
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.boxlite.backend import BoxHandle
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.untrusted_files import read_tail, remove_tree
 from sandbox_kernel.untrusted_text import last_lines, printable
@@ -92,10 +91,30 @@ class DirectHandle(BoxHandle):
         await self._client.ended(self._record)
 
     async def resume(self) -> None:
-        await self._client.restart(self._record)
+        """Starts a box that has stopped. No error if it runs."""
+        client, record = self._client, self._record
+        state = await client.runtime.state(record.data["box"])
+        if state is None:
+            raise client.gone(record, state)
+        if state.running:
+            return
+        await client.close_link(record)
+        await client.settle(record, state)
+        self._notes.clear("ended")
+        await client.restart(record)
 
     async def snapshot(self, name: str) -> SnapshotInfo:
-        return await self._client.keep(self._record, name)
+        """Keeps the files of a stopped box."""
+        state = await self._client.runtime.state(self._record.data["box"])
+        if state is None:
+            raise self._client.gone(self._record, state)
+        if state.running:
+            raise Unsupported(
+                f"Sandbox {self.name!r} runs, and BoxLite's snapshot of a running box is not of "
+                f"one point in time: later writes show in it. Stop the sandbox first."
+            )
+        await self._client.settle(self._record, state)
+        return await self._client.snapshot_keeper.take_from(self._record, name)
 
     async def logs(self, *, tail: int | None = None) -> str:
         try:

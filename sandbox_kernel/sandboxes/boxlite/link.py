@@ -217,14 +217,7 @@ class BoxLink:
             for port in (request, *ports):
                 port.close()
             raise
-        return ControlledStream(
-            request,
-            self._gone,
-            stdin=stdio,
-            stdout=stdio,
-            stderr=ports[1] if len(ports) > 1 else None,
-            terminal=command.tty is not None,
-        )
+        return ControlledStream(request, self._gone, ports, terminal=command.tty is not None)
 
     def _open_request(self) -> BoxRequest:
         if self.closed.is_set():

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from boxlite import errors as sdk
 
 from sandbox_kernel import guest_program
-from sandbox_kernel.errors import SandboxError, SandboxGone, Unsupported
+from sandbox_kernel.errors import SandboxError, SandboxGone
 from sandbox_kernel.guest.commands.box import EXIT_CODES
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Record, Records
@@ -33,13 +33,12 @@ from sandbox_kernel.sandboxes.boxlite.handle import DirectHandle, Notes
 from sandbox_kernel.sandboxes.boxlite.image import find_image, layout_options
 from sandbox_kernel.sandboxes.boxlite.link import BoxLink
 from sandbox_kernel.sandboxes.boxlite.sdk_runtime import Runtime, State, explain
-from sandbox_kernel.sandboxes.capabilities import refusal
+from sandbox_kernel.sandboxes.capabilities import whole
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
 from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.tiny_image import WAIT, tiny_layout
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.untrusted_text import printable
 
 _STOP_TIMEOUT = 30.0
 _NOTICE = 5.0
@@ -76,14 +75,6 @@ class Snapshots(SnapshotKeeper):
             await self._client.runtime.clone(source.data["box"], record.data["box"])
 
         return await self.take(name, source, work)
-
-    async def explained(self, error: BaseException, record: Record) -> BaseException:
-        if isinstance(error, sdk.BoxliteError):
-            return SandboxError(
-                f"No snapshot of sandbox {record.data['sandbox']!r} could be made: "
-                f"{printable(str(error))}"
-            )
-        return error
 
     async def destroy(self, record: Record) -> None:
         await self._client.runtime.remove(_box_name(record))
@@ -213,40 +204,32 @@ class DirectClient(RecordingClient[DirectHandle]):
         return self.runtime.console(state.id) if state is not None else ""
 
     async def ended(self, record: Record) -> None:
-        """Wait until a box that was told to end has ended; make it end if it does not."""
+        """Wait until a box has ended that was asked to; make it end if it does not."""
         async for _ in attempts(_STOP_TIMEOUT, most=_POLL):
             state = await self.runtime.state(record.data["box"])
             if state is None:
                 break
             if not state.running:
-                await self._settle(record, state)
+                await self.settle(record, state)
                 break
         else:
             await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
-        await self._close_link(record)
+        await self.close_link(record)
 
-    async def _settle(self, record: Record, state: State) -> None:
+    async def settle(self, record: Record, state: State) -> None:
         """Make sure that nothing of an ended box runs, and that BoxLite knows that it has ended."""
         if state.stale:
             await self.runtime.stop(record.data["box"], _STOP_TIMEOUT)
         else:
             await self.runtime.finish(state.id)
 
-    async def _close_link(self, record: Record) -> None:
+    async def close_link(self, record: Record) -> None:
         link = self._links.pop(record.id, None)
         if link is not None:
             await link.close()
 
     async def restart(self, record: Record) -> None:
-        """Start a box that has stopped. No error if it runs."""
-        state = await self.runtime.state(record.data["box"])
-        if state is None:
-            raise self.gone(record, state)
-        if state.running:
-            return
-        await self._close_link(record)
-        await self._settle(record, state)
-        Notes(record.id).clear("ended")
+        """Start a box that is settled."""
         spec = record.sandbox_spec()
         try:
             await asyncio.wait_for(self._start(record), spec.start_timeout)
@@ -261,7 +244,7 @@ class DirectClient(RecordingClient[DirectHandle]):
 
     async def destroy(self, record: Record) -> None:
         await self.runtime.remove(record.data["box"])
-        await self._close_link(record)
+        await self.close_link(record)
         self._opening.pop(record.id, None)
         Notes(record.id).remove()
 
@@ -274,19 +257,6 @@ class DirectClient(RecordingClient[DirectHandle]):
     async def sweep(self) -> None:
         await super().sweep()
         await self.snapshot_keeper.sweep()
-
-    async def keep(self, record: Record, name: str) -> SnapshotInfo:
-        """Make a snapshot of a stopped box (``SandboxHandle.snapshot``)."""
-        state = await self.runtime.state(record.data["box"])
-        if state is None:
-            raise self.gone(record, state)
-        if state.running:
-            raise Unsupported(
-                f"Sandbox {record.name!r} runs, and BoxLite's snapshot of a running box is not of "
-                f"one point in time: later writes show in it. Stop the sandbox first."
-            )
-        await self._settle(record, state)
-        return await self.snapshot_keeper.take_from(record, name)
 
     # --- doctor
 
@@ -339,18 +309,12 @@ class DirectClient(RecordingClient[DirectHandle]):
 
 
 def _sizes(spec: SandboxSpec) -> dict[str, int | None]:
-    """For ``Runtime.create``. SpecRefused for what a VM cannot have: nothing is rounded."""
-    if spec.cpus is not None and spec.cpus != int(spec.cpus):
-        why = f"A VM has whole CPUs; ask for {int(spec.cpus) + 1}."
-        raise refusal(spec.name, BACKEND, f"cpus={spec.cpus!r}", why)
-    if spec.disk_mib is not None and spec.disk_mib % 1024:
-        more = (spec.disk_mib // 1024 + 1) * 1024
-        why = f"BoxLite's disks have whole GiB, image included; ask for {more}."
-        raise refusal(spec.name, BACKEND, f"disk_mib={spec.disk_mib!r}", why)
+    """For ``Runtime.create``."""
+    disk = "BoxLite's disks have whole GiB, image included"
     return {
-        "cpus": int(spec.cpus) if spec.cpus is not None else None,
+        "cpus": whole(spec, BACKEND, "cpus", 1, "A VM has whole CPUs"),
         "memory_mib": spec.memory_mib,
-        "disk_gib": spec.disk_mib // 1024 if spec.disk_mib is not None else None,
+        "disk_gib": whole(spec, BACKEND, "disk_mib", 1024, disk),
     }
 
 

@@ -7,7 +7,6 @@ BOXLITE_REST_URL set the boxes are a remote server's, and there is nothing on th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from sandbox_kernel.errors import (
     SandboxUnavailable,
     SpecError,
 )
-from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.host_processes import ProcessId, find_processes
 from sandbox_kernel.sandboxes.boxlite.backend import home, remote
 from sandbox_kernel.sandboxes.untrusted_files import read_end
 from sandbox_kernel.untrusted_text import printable
@@ -41,7 +40,7 @@ _REMOVE_ATTEMPTS = 20
 _RETRY = 0.25
 _CALL_TIMEOUT = 60.0
 _NOT_READY, _READY_TIMEOUT = "incompatible container status: `Created`", 60.0
-_PROGRAMS = ("bwrap", "boxlite-shim")
+_PROGRAMS = (b"bwrap", b"boxlite-shim")
 
 
 class State:
@@ -194,8 +193,7 @@ class Runtime:
         await self.finish(state.id)
 
     async def finish(self, box_id: str) -> None:
-        """Kill the processes of a box's VM. (With jailer and detach, BoxLite 0.10.8 may report a VM
-        as stopped that still runs.)"""
+        """Kill a box's processes. (BoxLite 0.10.8 may report a VM as stopped that still runs.)"""
         for process in await asyncio.to_thread(self.processes, box_id):
             if not await asyncio.to_thread(process.kill, _KILL_TIMEOUT):
                 raise SandboxError(f"Process {process.pid} of the box {box_id} does not end.")
@@ -204,14 +202,13 @@ class Runtime:
         """The host's processes that run a box: BoxLite's jailer and its VM."""
         if self.home is None:
             return []
-        found = []
         folder = os.fsencode(self.home / "boxes" / box_id) + b"/"
-        for entry in os.listdir("/proc"):
-            with contextlib.suppress(OSError):
-                if entry.isdigit() and _runs_box(Path(f"/proc/{entry}/cmdline"), folder):
-                    process = ProcessId.of(int(entry))
-                    found += [process] if process else []
-        return found
+        return find_processes(
+            lambda words: (
+                os.path.basename(words[0]) in _PROGRAMS
+                and any(word.startswith(folder) for word in words)
+            )
+        )
 
     def console(self, box_id: str) -> str:
         """The last output of the VM and its guest, printable."""
@@ -228,12 +225,6 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     return printable(_ANSI.sub("", text)).strip()[-CONSOLE_TAIL:]
-
-
-def _runs_box(cmdline: Path, folder: bytes) -> bool:
-    words = cmdline.read_bytes().split(b"\0")
-    program = os.path.basename(words[0]).decode(errors="replace")
-    return program in _PROGRAMS and any(word.startswith(folder) for word in words)
 
 
 class Execution:
@@ -293,25 +284,18 @@ def explain(error: BaseException, sandbox: str, image: str | None, console: str)
 
 
 def _pull_failed(what: str, image: str | None, said: str) -> SandboxError:
-    offline = (
-        "To work without a registry, make an image with `sandbox-kernel image build --from debian "
-        "-t NAME` and set image to its name."
-    )
-    lowered = said.lower()
-    if any(word in lowered for word in ("manifest unknown", "not found", "404", "name unknown")):
-        return SpecError(f"{what}: there is no image {image!r}. {offline} BoxLite said: {said}")
-    if any(word in lowered for word in ("no match for platform", "architecture", "no matching")):
-        return SpecError(
-            f"{what}: the image {image!r} is not there for this machine's architecture. "
-            f"BoxLite said: {said}"
-        )
-    if any(word in lowered for word in ("unauthorized", "401", "denied", "403")):
-        return SandboxUnavailable(
-            f"{what}: the registry of {image!r} does not let this user read it. {offline} "
-            f"BoxLite said: {said}"
-        )
-    return SandboxUnavailable(
-        f"{what}: the registry of {image!r} cannot be reached. {offline} BoxLite said: {said}"
+    kind: type[SandboxError] = SpecError
+    if re.search("manifest unknown|not found|404|name unknown", said, re.IGNORECASE):
+        why = f"there is no image {image!r}"
+    elif re.search("no match for platform|architecture|no matching", said, re.IGNORECASE):
+        why = f"the image {image!r} is not there for this machine's architecture"
+    else:
+        kind, why = SandboxUnavailable, f"the registry of {image!r} cannot be reached"
+        if re.search("unauthorized|401|denied|403", said, re.IGNORECASE):
+            why = f"the registry of {image!r} does not let this user read it"
+    return kind(
+        f"{what}: {why}. To work without a registry, make an image with `sandbox-kernel image "
+        f"build --from debian -t NAME` and set image to its name. BoxLite said: {said}"
     )
 
 

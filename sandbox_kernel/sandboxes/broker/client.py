@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.records import Record, Records
-from sandbox_kernel.sandboxes.async_fd import AsyncFd
+from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
 from sandbox_kernel.sandboxes.base import (
+    Command,
     Diagnosis,
     SandboxClient,
     SandboxHandle,
@@ -26,10 +28,8 @@ from sandbox_kernel.sandboxes.base import (
 from sandbox_kernel.sandboxes.broker.protocol import raise_error
 from sandbox_kernel.sandboxes.broker.startup import Place
 from sandbox_kernel.sandboxes.channel import Channel
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import ControlledStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.spec import SandboxSpec
 
 
@@ -47,18 +47,10 @@ class BrokeredStream(ControlledStream):
     def __init__(
         self, channel: Channel, sandbox: str, ends: Sequence[int | socket.socket], terminal: bool
     ) -> None:
+        gone = f"The broker of sandbox {sandbox!r} ended, and with it this command."
+        sock = ends[0] if isinstance(ends[0], socket.socket) and not terminal else None
         ports = [AsyncFd(end) for end in ends]
-        super().__init__(
-            channel,
-            lambda: SandboxGone(
-                f"The broker of sandbox {sandbox!r} ended, and with it this command."
-            ),
-            stdin=ports[0],
-            stdout=ports[1] if len(ports) == 3 else ports[0],
-            stderr=ports[2] if len(ports) == 3 else None,
-            terminal=terminal,
-            sock=ends[0] if isinstance(ends[0], socket.socket) and not terminal else None,
-        )
+        super().__init__(channel, lambda: SandboxGone(gone), ports, terminal=terminal, sock=sock)
 
     def _take(self, message: dict[str, Any]) -> None:
         super()._take(message)
@@ -137,24 +129,26 @@ class BrokeredHandle(RecordedHandle):
 class BrokeredClient(SandboxClient):
     """A backend behind a broker. Subclasses say where it is and what their handles are."""
 
+    @abstractmethod
     def place(self) -> Place:
         """Where the broker is; asked for each request, because the environment decides."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle(self, record: Record) -> SandboxHandle:
         """A handle for a record."""
-        return BrokeredHandle(self.place(), record)
 
-    async def _handle(self, kind: str, **values: Any) -> SandboxHandle:
-        found = await ask(self.place(), kind, **values)
-        return self.handle(Records().load(self.backend, found["name"]))
+    async def ask(self, kind: str, **values: Any) -> Any:
+        """One request, to its result."""
+        return await ask(self.place(), kind, **values)
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        self.capabilities.check(spec, self.backend)
-        return await self._handle("create", spec=spec.to_dict())
+        self.check(spec)
+        made = await self.ask("create", spec=spec.to_dict())
+        return await self.get(made["name"])
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
-        return await self._handle("restore", snapshot=snapshot, spec=spec.to_dict())
+        made = await self.ask("restore", snapshot=snapshot, spec=spec.to_dict())
+        return await self.get(made["name"])
 
     async def get(self, name: str) -> SandboxHandle:
         return self.handle(Records().load(self.backend, name))
@@ -165,13 +159,13 @@ class BrokeredClient(SandboxClient):
     async def remove(self, name: str) -> None:
         with contextlib.suppress(SandboxNotFound):
             Records().load(self.backend, name)
-            await asyncio.shield(ask(self.place(), "remove", name=name))
+            await asyncio.shield(self.ask("remove", name=name))
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:
-        return [SnapshotInfo(**found) for found in await ask(self.place(), "snapshots")]
+        return [SnapshotInfo(**found) for found in await self.ask("snapshots")]
 
     async def remove_snapshot(self, name: str) -> None:
-        await ask(self.place(), "remove_snapshot", name=name)
+        await self.ask("remove_snapshot", name=name)
 
     async def diagnose(self) -> Sequence[Diagnosis]:
-        return [Diagnosis(**found) for found in await ask(self.place(), "diagnose")]
+        return [Diagnosis(**found) for found in await self.ask("diagnose")]

@@ -18,10 +18,9 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
-from sandbox_kernel.sandboxes.base import ExecStream, SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.base import Command, ExecStream, SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.broker.protocol import MAX_MESSAGE, PROTOCOL, error_message
 from sandbox_kernel.sandboxes.channel import Channel, Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -117,10 +116,8 @@ class Broker:
         except (Hangup, asyncio.TimeoutError):
             pass
         except Exception:  # noqa: BLE001  (the broker serves others, and goes on)
-            _log.exception(
-                "The request %r about sandbox %r failed in the broker.",
-                *(request.get("kind"), request.get("name")),
-            )
+            what = request.get("kind"), request.get("name")
+            _log.exception("The request %r about sandbox %r failed in the broker.", *what)
         finally:
             channel.close()
 
@@ -132,9 +129,7 @@ class Broker:
     # --- requests with one answer
 
     async def _answer(self, channel: Channel, request: Request) -> None:
-        if request.get("kind") not in {*_OF_CLIENT, *_OF_HANDLE}:
-            raise SandboxError(f"unknown request {request.get('kind')!r}")
-        work = asyncio.ensure_future(self._result(request))
+        work = asyncio.ensure_future(carry_out(self._client, request))
         gone = asyncio.ensure_future(channel.receive())
         self._busy += 1
         try:
@@ -143,33 +138,16 @@ class Broker:
                 work.cancel()
                 await asyncio.wait({work})
                 return
-            try:
-                answer: Request = {"result": work.result()}
-            except Exception as error:  # noqa: BLE001  (goes to whoever asked)
-                if not isinstance(error, SandboxError):
-                    what = request.get("kind"), request.get("name")
-                    _log.warning("%s of sandbox %r failed", *what, exc_info=error)
-                answer = error_message(error)
-            await channel.send(answer)
+            error = work.exception()
+            if error is not None and not isinstance(error, SandboxError):
+                what = request.get("kind"), request.get("name")
+                _log.warning("%s of sandbox %r failed", *what, exc_info=error)
+            await channel.send(error_message(error) if error else {"result": work.result()})
         finally:
             self._busy -= 1
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-
-    async def _result(self, request: Request) -> Any:
-        of_client = _OF_CLIENT.get(request["kind"])
-        if of_client is not None:
-            return _plain(await of_client(self._client, request))
-        of_handle = _OF_HANDLE[request["kind"]]
-        return _plain(await of_handle(await self._handle(request), request))
-
-    async def _handle(self, request: Request) -> SandboxHandle:
-        """The sandbox that a request is about; another one that has its name now is not it."""
-        handle = await self._client.get(request["name"])
-        if handle.id != request["id"]:
-            raise SandboxNotFound(f"Sandbox {handle.name!r} is another one now.")
-        return handle
 
     # --- streams
 
@@ -180,15 +158,14 @@ class Broker:
         fds = [channel.fds.pop(0) for _ in range(len(channel.fds))]
         ports = [AsyncFd(socket.socket(fileno=fd) if duplex else fd) for fd in fds]
         try:
-            handle = await self._handle(request)
-            stream = await handle.open_command(command)
+            stream = await (await _handle(self._client, request)).open_command(command)
         except Exception as error:  # noqa: BLE001  (goes to whoever asked)
             for port in ports:
                 port.close()
             return await channel.send(error_message(error))
         try:
             await channel.send({"result": None})
-            await _Pumps(stream, ports, channel).run()
+            await _Pumps(request["name"], stream, ports, channel).run()
         finally:
             for port in ports:
                 port.close()
@@ -200,7 +177,10 @@ class Broker:
 class _Pumps:
     """Carry a stream's bytes between the sandbox and a client's pipes, or its socket."""
 
-    def __init__(self, stream: ExecStream, ports: list[AsyncFd], channel: Channel) -> None:
+    def __init__(
+        self, sandbox: str, stream: ExecStream, ports: list[AsyncFd], channel: Channel
+    ) -> None:
+        self._sandbox = sandbox
         self._stream = stream
         self._channel = channel
         self._stdin = ports[0]
@@ -239,7 +219,7 @@ class _Pumps:
                 if port is not None:
                     await port.write(data)
         except (OSError, SandboxError) as error:
-            _log.debug("a stream of the broker ended: %s", error)
+            _log.debug("Sandbox %s: a stream ended: %s", self._sandbox, error)
         if port is not None and port is not self._stdin:
             port.close()
         elif port is not None:
@@ -262,6 +242,24 @@ class _Pumps:
             message = error_message(error)
         with contextlib.suppress(Hangup):
             await self._channel.send(message)
+
+
+async def carry_out(client: SandboxClient, request: Request) -> Any:
+    """The result of a request that has one answer, as JSON types."""
+    kind = request.get("kind")
+    if kind in _OF_CLIENT:
+        return _plain(await _OF_CLIENT[kind](client, request))
+    if kind in _OF_HANDLE:
+        return _plain(await _OF_HANDLE[kind](await _handle(client, request), request))
+    raise SandboxError(f"The broker does not know the request {kind!r}.")
+
+
+async def _handle(client: SandboxClient, request: Request) -> SandboxHandle:
+    """The sandbox that a request is about; another one that has its name now is not it."""
+    handle = await client.get(request["name"])
+    if handle.id != request["id"]:
+        raise SandboxNotFound(f"Sandbox {handle.name!r} is another one now.")
+    return handle
 
 
 def _spec(request: Request) -> SandboxSpec:

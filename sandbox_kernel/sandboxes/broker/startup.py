@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.host_processes import adopt
 from sandbox_kernel.host_programs import host_environment, own_python
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.broker.main import EXIT_TAKEN, MAX_LOG
@@ -51,7 +52,10 @@ class Place:
         """
         deadline = time.monotonic() + _RETIRE_TIMEOUT
         while True:
-            channel = await self._connected()
+            sock = self._connect()
+            if sock is None:
+                sock = await asyncio.to_thread(self._start)
+            channel = Channel(sock, MAX_MESSAGE)
             try:
                 await channel.send({"protocol": PROTOCOL, **message}, fds)
                 answer = await channel.receive()
@@ -77,12 +81,6 @@ class Place:
                     f"programs that use the older version of sandbox-kernel; the sandboxes live on."
                 )
             await asyncio.sleep(_RETRY)  # it ends as soon as it has nothing to do
-
-    async def _connected(self) -> Channel:
-        found = self._connect()
-        if found is None:
-            found = await asyncio.to_thread(self._start)
-        return Channel(found, MAX_MESSAGE)
 
     def _connect(self) -> socket.socket | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -132,7 +130,7 @@ class Place:
             poll = select.poll()
             poll.register(process.stdout, select.POLLIN)
             if poll.poll(max(0.0, timeout) * 1000) and os.read(process.stdout.fileno(), 1):
-                _brokers.append(process)  # it is reaped when it has ended
+                adopt(process)
                 return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             if process.wait(1.0) == EXIT_TAKEN:
@@ -147,9 +145,6 @@ class Place:
             f"The broker of the backend {self.backend!r} could not be started ({why}). Its log "
             f"{self.log} ends: {tail or '(empty)'}"
         )
-
-
-_brokers: list[subprocess.Popen[bytes]] = []
 
 
 @contextlib.contextmanager

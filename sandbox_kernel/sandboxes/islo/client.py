@@ -63,18 +63,9 @@ class IsloClient(HostedClient[IsloHandle]):
 
     backend = "islo"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        image=True,
-        memory_mib=True,
-        cpus=True,
-        disk_mib=True,
-        egress=True,
+        *("image", "memory_mib", "cpus", "disk_mib", "egress", "options"),
+        *("hosted", "byte_exact_streams", "reattach", "pause", "restart"),
         egress_parts=gateway_profiles.ENFORCED,
-        options=True,
-        hosted=True,
-        byte_exact_streams=True,
-        reattach=True,
-        pause=True,
-        restart=True,
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,
@@ -98,8 +89,7 @@ class IsloClient(HostedClient[IsloHandle]):
         return IsloHandle(record, self)
 
     def api(self, record: Record | None = None) -> Api:
-        """The service where the record's sandbox is, or, without one, where the environment says.
-        For the handles of this client."""
+        """The service where the record's sandbox is; without a record, the environment's."""
         kept = record.data.get("endpoint") if record is not None else None
         endpoint = ServiceAddress(**kept) if kept else ServiceAddress.from_environment()
         if endpoint not in self._apis:

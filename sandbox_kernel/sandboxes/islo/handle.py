@@ -19,14 +19,12 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.base import MAX_OUTPUT
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import MAX_OUTPUT, Command, ExecResult, SandboxInfo
 from sandbox_kernel.sandboxes.hosted import HostedHandle
 from sandbox_kernel.sandboxes.islo.api import Api, InvalidState
 from sandbox_kernel.sandboxes.islo.pushes import Pusher
 from sandbox_kernel.sandboxes.islo.stream import IDLE, IsloStream, RecordReader, relay_command
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import ExecResult, SandboxInfo
 from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
@@ -92,7 +90,8 @@ class IsloHandle(HostedHandle):
         config, env = self._request(command, "stream")
         line = relay_command("stream", {**config, "tty": command.tty})
         output = self._api.exec_stream(self._remote, line, env, idle=IDLE)
-        stream = IsloStream(output, Pusher(config["folder"], self._push), self._broken)
+        pusher = Pusher(config["folder"], self._push)
+        stream = IsloStream(output, pusher, self.name, self._broken)
         await stream.started(self._not_run(command))
         return stream
 
@@ -124,10 +123,7 @@ class IsloHandle(HostedHandle):
             await asyncio.shield(self._give_up(config["folder"]))
             raise
         if answer.get("timed_out"):
-            raise SandboxTimeout(
-                f"{command.program!r} in sandbox {self.name!r} did not end within {timeout:g} s "
-                f"and was killed. Give a longer timeout if it needs one."
-            )
+            raise self._too_slow(command, timeout)
         code = answer.get("code")
         return ExecResult(
             stdout=_decoded(answer.get("out"))[:max_output].decode(errors="replace"),
@@ -267,8 +263,7 @@ class IsloHandle(HostedHandle):
 
     async def _broken(self, error: BaseException | None) -> SandboxError:
         """The error for a sandbox that could not be used."""
-        record = self._stored()
-        if record is None:
+        if self._stored() is None:
             return SandboxGone(f"Sandbox {self.name!r} has ended: it was removed. Make a new one.")
         word = await self._look()
         state = STATES.get(word, "unknown")
@@ -278,7 +273,7 @@ class IsloHandle(HostedHandle):
                 f"{self.spec.lease_seconds:g} s. `sandbox-kernel resume {self.name}` lets it go on."
             )
         if state in ("stopped", "gone"):
-            reason = record.data.get("ended") or f"Islo says it is {word!r}"
+            reason = self._noted("ended") or f"Islo says it is {word!r}"
             way_out = f"Clear it away with `sandbox-kernel rm {self.name}`."
             if state == "stopped":
                 way_out = f"`sandbox-kernel resume {self.name}` starts it again with its files."
@@ -349,8 +344,7 @@ class IsloHandle(HostedHandle):
             content = await self._api.download(self._remote, f"{IO_FOLDER}/log")
             text = content[-_LOG_SIZE:].decode(errors="replace")
         except (SandboxNotFound, InvalidState):
-            record = self._stored()
-            text = str(record.data.get("log", "")) if record else ""
+            text = self._noted("log")
         return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:

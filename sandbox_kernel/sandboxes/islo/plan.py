@@ -10,7 +10,7 @@ from typing import Any
 from islo.types import AutoResumePolicy, LifecyclePolicy
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.sandboxes.capabilities import refusal
+from sandbox_kernel.sandboxes.capabilities import whole
 from sandbox_kernel.sandboxes.islo.gateway_profiles import Profile
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.suggestions import check_keys
@@ -25,10 +25,9 @@ class Options:
 
     gateway_profile: str | Profile | None = None
     pause_after_idle: int | None = None
-    """Islo pauses the sandbox after this many seconds without a request; the default is the
-    spec's ``lease_seconds``."""
+    """Seconds without a request after which Islo pauses it; by default ``lease_seconds``."""
     delete_after: int | None = None
-    """Islo deletes the sandbox after so long; as it seems, since its creation."""
+    """Seconds after which Islo deletes the sandbox, it seems since its creation."""
     auto_resume: str = "never"
     """``on_activity``: Islo resumes a paused sandbox as soon as it is used, also by a kernel's
     tunnel that looks for it."""
@@ -89,17 +88,10 @@ class SandboxPlan:
         if spec.memory_mib:
             fields["memory_mb"] = spec.memory_mib
             limits["memory_mib"] = f"{spec.memory_mib} MiB (memory of the VM)"
-        if spec.cpus:
-            fields["vcpus"] = _whole(spec, "cpus", spec.cpus, 1, "whole CPUs")
-            limits["cpus"] = f"{fields['vcpus']} (virtual CPUs)"
-        if spec.disk_mib:
-            fields["disk_gb"] = _whole(spec, "disk_mib", spec.disk_mib, 1024, "GiB, so 1024 MiB")
+        if cpus := whole(spec, "islo", "cpus", 1, "Islo counts in whole CPUs"):
+            fields["vcpus"] = cpus
+            limits["cpus"] = f"{cpus} (virtual CPUs)"
+        if disk := whole(spec, "islo", "disk_mib", 1024, "Islo counts in GiB"):
+            fields["disk_gb"] = disk
             limits["disk_mib"] = f"{spec.disk_mib} MiB (disk of the VM)"
         return cls(profile, fields, limits)
-
-
-def _whole(spec: SandboxSpec, field: str, value: float, unit: int, what: str) -> int:
-    if value % unit:
-        why = f"Islo counts in {what}; give a multiple."
-        raise refusal(spec.name, "islo", f"{field}={value!r}", why)
-    return int(value // unit)

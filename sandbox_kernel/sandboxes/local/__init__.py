@@ -3,7 +3,7 @@
 client         LocalClient: makes, finds, removes and sweeps jails
 handle         one jail: commands and their streams, its end, its state
 jail_request   one request to jailinit, process 1 of the jail
-jail_state     the jail's processes, state and end, from its record and files
+jail_state     the jail's processes, state, usage and end, seen from outside
 jail_start     starts a jail
 jail_folders   the host folders of a jail
 bubblewrap     which bwrap to use, and the command line of a jail
@@ -16,7 +16,6 @@ limits         what a jail may use, and how that is enforced
 cgroup         cgroups of our own; systemd_scope asks systemd for one
 disk_image     a file system for a jail's files
 seccomp        its system call filter; syscalls lists the calls
-usage          memory, processes and CPU time, measured from outside
 """
 
 from sandbox_kernel.sandboxes.local.client import LocalClient

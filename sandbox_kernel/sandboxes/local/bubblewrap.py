@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.host_programs import find_program, host_environment
+from sandbox_kernel.host_programs import find_program, run_program
 from sandbox_kernel.sandboxes.local import seccomp
 from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, mounts_in_order
 from sandbox_kernel.sandboxes.local.system_mounts import GID, UID, system_binds
@@ -107,14 +107,7 @@ def _inspect(path: str, source: str) -> Bubblewrap | str:
 @functools.lru_cache(maxsize=16)
 def _version(path: str, _mtime_ns: int) -> tuple[int, ...] | str:
     try:
-        ran = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            env=host_environment(),
-            timeout=_PROBE_TIMEOUT,
-            check=False,
-        )
+        ran = run_program([path, "--version"], _PROBE_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{path} does not run ({error})"
     numbers = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", ran.stdout)
@@ -228,33 +221,24 @@ def why_not() -> str | None:
             file.write(content)
             file.seek(0)
         seccomp_fd, block_fd, info_fd = fds = [file.fileno() for file in files]
+        command = jail_command(
+            bwrap,
+            binds=system_binds(),
+            hostname="probe",
+            tmp_bytes=2**20,
+            env={"PATH": "/usr/bin:/bin"},
+            seccomp_fd=seccomp_fd,
+            info_fd=info_fd,
+            block_fd=block_fd,
+            argv=["sh", "-c", "exit 0"],
+        )
         try:
-            ran = subprocess.run(
-                jail_command(
-                    bwrap,
-                    binds=system_binds(),
-                    hostname="probe",
-                    tmp_bytes=2**20,
-                    env={"PATH": "/usr/bin:/bin"},
-                    seccomp_fd=seccomp_fd,
-                    info_fd=info_fd,
-                    block_fd=block_fd,
-                    argv=["sh", "-c", "exit 0"],
-                ),
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env={},
-                timeout=_PROBE_TIMEOUT,
-                check=False,
-            )
+            ran = run_program(command, _PROBE_TIMEOUT, env={}, pass_fds=fds)
         except subprocess.TimeoutExpired:
             return f"{bwrap.path} did not make a jail within {_PROBE_TIMEOUT:g} s."
         except OSError as error:
             return f"{bwrap.path} cannot be run: {error}."
-    if ran.returncode == 0:
-        return None
-    return explain(ran.stderr.decode(errors="replace"), bwrap)
+    return explain(ran.stderr, bwrap) if ran.returncode else None
 
 
 def explain(stderr: str, bwrap: Bubblewrap, proc: Path = Path("/proc")) -> str:

@@ -70,8 +70,7 @@ class Cgroup:
         return max(0, int(used) - counts.get(cache, 0))
 
     def _memory(self, *names: str) -> str:
-        """A file of the memory controller, by its names in version 1 and 2; empty if there is
-        none."""
+        """A memory controller's file, by its names in version 1 and 2; empty if missing."""
         with contextlib.suppress(OSError, KeyError):
             return Path(self.folders["memory"], names[self.version - 1]).read_text()
         return ""

@@ -1,8 +1,7 @@
 """The local jail as a sandbox backend: creating, finding and removing jails.
 
-A jail belongs to no process: it runs on when its creator dies, and whoever reads its record can
-use it. ``Record.data`` has what another process needs: the folders, the process ids with their
-start times, and the cgroups.
+A jail belongs to no process: it runs on when its creator dies, and whoever reads its record, with
+folders, process ids and cgroups, can use it.
 """
 
 from __future__ import annotations
@@ -41,16 +40,8 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     backend = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        memory_mib=True,
-        cpus=True,
-        processes=True,
-        open_files=True,
-        disk_mib=True,
-        volume=True,
-        readable=True,
-        python=True,
-        byte_exact_streams=True,
-        reattach=True,
+        *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "readable"),
+        *("python", "byte_exact_streams", "reattach"),
         notes={
             "image": "The local jail shows the host's own system; choose the interpreter with "
             "python, or use a backend with images.",
@@ -60,8 +51,7 @@ class LocalClient(RecordingClient[LocalHandle]):
         },
     )
     commands_apart: ClassVar[bool] = True
-    """Whether commands in a jail cannot look into each other's processes. (A test double that
-    stands for a whole machine allows it.)"""
+    """Whether commands cannot look into each other's processes. (A test double allows it.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +105,7 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def remove(self, name: str) -> None:
         await super().remove(name)
         if name in self._made:  # somebody deleted its record
-            await self.discard(self._made[name])
+            await asyncio.shield(self.discard(self._made[name]))
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)

@@ -1,12 +1,10 @@
 """A file system of its own for a jail's workspace and home, so that a full disk is an error there.
 
-Used by ``Launch``. The file system lies in an image beside the jail's folders and is mounted in a
-mount namespace that only bubblewrap and the jail are in: it goes with them, and no mount or loop
-device can be left behind. All of its space is set aside at once. A sparse image would promise what
-the host may not have left when it is written, and lose what was written.
-
-It takes root, loop devices and e2fsprogs. Where it cannot be had, the jail sees the plain folders,
-and the watch in ``guest/jail/watchdog.py`` counts what they hold.
+Used by ``Launch``. It lies in an image beside the jail's folders and is mounted in a namespace of
+bubblewrap and the jail: it goes with them, and no mount or loop device is left behind. All of
+its space is set aside at once: a sparse image would lose what is written when the host's disk is
+full. It takes root, loop devices and e2fsprogs; without them, the jail sees plain folders, and the
+watch in ``guest/jail/watchdog.py`` counts what they hold.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ _SYS_ADMIN = 1 << 21
 _TOOLS = ("unshare", "sh", "fallocate", "mke2fs", "mount", "rm")
 _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _LEFT_FREE = 1024 * MIB
-"""What the host keeps for itself after the image has been made, at least; or a tenth of its free
-space, if that is more."""
+"""What stays free on the host, at least; or a tenth of its free space, if that is more."""
 _BYTES_PER_FILE = 4096
 _JOURNAL_MIB = 4
 

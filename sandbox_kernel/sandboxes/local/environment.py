@@ -1,8 +1,7 @@
 """A Python environment of the host, and what the jail sees of it.
 
 ``describe`` asks an interpreter where its parts are. ``PythonEnvironment.binds`` shows them to the
-jail, read-only and at the same paths. A home folder is never shown, not even when the environment
-lies in it.
+jail, read-only and at the same paths; a home folder never, even if the environment lies in it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.host_programs import run_program
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, exposes
 from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, Symlink, follow_links
@@ -111,12 +111,10 @@ class PythonEnvironment:
         }
 
     def binds(self) -> list[Mount]:
-        """All of it at the same paths, read-only, without settings and without what is hidden by
-        its name (``hidden_paths.covers``).
+        """All of it at the same paths, read-only, without what ``hidden_paths.covers`` names.
 
-        Real folders are shown, and every symbolic link on the way to one is recreated, so each
-        path leads where it leads on the host. Raises SpecError if an interpreter's own folder
-        cannot be shown without showing the home folder.
+        Every symbolic link on the way to a folder is recreated, so each path leads where it leads
+        on the host. SpecError if an interpreter's own folder would show the home folder.
         """
         for folder in (self.prefix, self.base_prefix):
             reason = exposes(folder)
@@ -164,8 +162,7 @@ def _is_in(folders: Iterable[str], path: str) -> bool:
 
 
 def on_the_way(python: str) -> list[str]:
-    """The paths that decide which interpreter runs: its own, the links that it leads through, and
-    the real one."""
+    """The paths that decide which interpreter runs: its own, links on the way, the real one."""
     links, real = follow_links(python)
     return [os.path.normpath(python), *(link.target for link in links), real]
 
@@ -207,17 +204,9 @@ def _ask(python: str) -> dict[str, Any]:
     kept = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     try:
-        ran = subprocess.run(
-            [python, "-c", _QUESTION],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            env=env,
-            timeout=_DESCRIBE_TIMEOUT,
-            check=False,
-        )
+        ran = run_program([python, "-c", _QUESTION], _DESCRIBE_TIMEOUT, env=env, cwd="/")
         if ran.returncode:
-            raise ValueError(ran.stderr.decode(errors="replace").strip()[-500:] or ran.returncode)
+            raise ValueError(ran.stderr.strip()[-500:] or ran.returncode)
         answer = json.loads(ran.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise SpecError(
@@ -261,8 +250,8 @@ def _environment(python: str, answer: dict[str, Any]) -> PythonEnvironment:
 
 
 def _base_executable(python: str, answer: dict[str, Any]) -> str:
-    """The interpreter's real file. In a virtual environment with a copied interpreter it is the
-    one that the copy was made from."""
+    """The interpreter's real file. In a virtual environment with a copied interpreter it is the one
+    that the copy was made from."""
     real: str = os.path.realpath(answer["executable"])
     prefix, base_prefix = answer["prefix"], answer["base_prefix"]
     if prefix == base_prefix or not contains(os.path.realpath(prefix), real):

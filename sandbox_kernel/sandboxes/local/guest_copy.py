@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import subprocess
 import tempfile
 from pathlib import Path
 
 from sandbox_kernel import guest_program
+from sandbox_kernel.host_programs import run_program
 from sandbox_kernel.paths import data_dir, private_dir
 
 _log = logging.getLogger(__name__)
@@ -47,13 +47,8 @@ def _compiled(python: str, version: tuple[int, ...], shown_at: str, cache: Path)
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_bytes(content)
         command = [python, "-I", "-S", "-m", "compileall", "-q", "-d", shown_at]
-        result = subprocess.run(
-            [*command, "--invalidation-mode", "unchecked-hash", str(made)],
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_TIMEOUT,
-            env={},
-        )
+        command += ["--invalidation-mode", "unchecked-hash", str(made)]
+        result = run_program(command, _COMPILE_TIMEOUT, env={})
         if result.returncode:
             # It works without bytecode, too, only slower.
             _log.warning("the guest program was not compiled: %s", result.stdout[-500:])

@@ -15,9 +15,9 @@ from sandbox_kernel.guest.commands.process_one import STOP_GRACE
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.async_fd import AsyncFd
+from sandbox_kernel.sandboxes.async_fd import AsyncFd, stream_ends
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, Usage
 from sandbox_kernel.sandboxes.channel import Channel, Hangup
-from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.controlled_stream import (
     START_TIMEOUT,
     ControlledStream,
@@ -28,10 +28,7 @@ from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.limits import MIB
-from sandbox_kernel.sandboxes.local.usage import measure
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.results import SandboxInfo, Usage
-from sandbox_kernel.sandboxes.stream_pairs import stream_ends
 from sandbox_kernel.sandboxes.untrusted_files import read_tail
 from sandbox_kernel.untrusted_text import last_lines
 
@@ -92,16 +89,7 @@ class LocalHandle(RecordedHandle):
                 raise
             sock = next((end for end in ours if isinstance(end, socket.socket)), None)
             ours.clear()
-        stdin, stdout, stderr = ports if len(ports) == 3 else (ports[0], ports[0], None)
-        return LocalStream(
-            request,
-            lambda: SandboxGone(self._why_gone()),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            terminal=terminal,
-            sock=sock,
-        )
+        return LocalStream(request, self._gone, ports, terminal=terminal, sock=sock)
 
     def _take_terminal(self, request: Channel) -> int:
         if len(request.fds) != 1 or not os.isatty(request.fds[0]):
@@ -114,10 +102,8 @@ class LocalHandle(RecordedHandle):
         check_started(await self._ask(message, START_TIMEOUT), command, self.name)
 
     def guest_argv(self, *arguments: str) -> Sequence[str]:
-        return [
-            *jail_start.guest_command(self._record.data["python"]["base"], "__main__"),
-            *arguments,
-        ]
+        base = self._record.data["python"]["base"]
+        return [*jail_start.guest_command(base, "__main__"), *arguments]
 
     def kernel_argv(self, argv: Sequence[str]) -> Sequence[str]:
         python = self._record.data["python"]
@@ -169,7 +155,7 @@ class LocalHandle(RecordedHandle):
         init = jail_state.process(self._record, "init")
         if init is None or not init.alive:
             return None
-        return await asyncio.to_thread(measure, init.pid, self._cgroup)
+        return await asyncio.to_thread(jail_state.measure, init.pid, self._cgroup)
 
     async def info(self) -> SandboxInfo:
         own_disk = bool(self._record.data.get("own_disk"))
@@ -234,10 +220,10 @@ class LocalHandle(RecordedHandle):
         try:
             return await open_request(self._folders.runtime, message, fds, timeout=timeout)
         except Hangup:
-            raise SandboxGone(self._why_gone()) from None
+            raise self._gone() from None
 
-    def _why_gone(self) -> str:
-        return (
+    def _gone(self) -> SandboxGone:
+        return SandboxGone(
             f"Sandbox {self.name!r} has ended: {jail_state.why_ended(self._record)}. Its log: "
             f"`sandbox-kernel logs {self.name}`. Create a new one to go on."
         )

@@ -106,8 +106,7 @@ def shown_with(program: str) -> tuple[str, ...]:
 
 
 def _belonging(program: str) -> list[str]:
-    """The environment of a program, or its release without settings (npm keeps tokens in there);
-    else itself."""
+    """A program's environment, or its release without settings (npm's have tokens); else itself."""
     folder = os.path.dirname(program)
     prefix = os.path.dirname(folder)
     if os.path.basename(folder) not in _PROGRAM_FOLDERS:
@@ -175,8 +174,7 @@ def _kernelspecs(folder: str) -> Iterator[str]:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a kernelspec says no more than how to start the kernel. ipykernel's own must stay,
-    for programs in the jail that start kernels."""
+    """Whether a kernelspec has no settings. ipykernel's must stay: programs start kernels by it."""
     try:
         kernel = json.loads(Path(path).read_text(encoding="utf-8"))
         settings = kernel.get("env") or "kernel_provisioner" in kernel.get("metadata", {})

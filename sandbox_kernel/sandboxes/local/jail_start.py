@@ -168,8 +168,7 @@ class Launch:
         return why_not is None
 
     async def let_go(self) -> bool:
-        """Wait for the jail's first process, limit it, and let it run. False if bubblewrap
-        ended instead."""
+        """Limit the jail's first process, then let it run. False if bubblewrap ended instead."""
         data = b""
         port = AsyncFd(os.dup(self._info))
         try:

@@ -1,4 +1,5 @@
-"""What a jail's record and its files on the host tell: its processes, its state, why it ended.
+"""What a jail's record, its files on the host and /proc tell: its processes, its state, its usage
+and why it ended. The jail is not asked.
 
 jailinit writes the state file; code in the jail cannot, but its names and numbers come from there,
 so everything is bounded.
@@ -7,12 +8,16 @@ so everything is bounded.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from sandbox_kernel.guest.commands.start import process_stat
 from sandbox_kernel.host_processes import ProcessId, reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
+from sandbox_kernel.sandboxes.base import Usage
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.limits import MIB
 from sandbox_kernel.sandboxes.untrusted_files import read_tail
@@ -26,8 +31,7 @@ _MAX_TEXT = 500
 
 
 def process(record: Record, role: str) -> ProcessId | None:
-    """The jail's process of a role (``init`` or ``bwrap``); None if there is none, or it ran before
-    this host was last started."""
+    """The process ``init`` or ``bwrap``; None if there is none since this host was started."""
     found = record.data.get(role) if record.where == "here" else None
     return ProcessId(found[0], found[1]) if found else None
 
@@ -106,3 +110,32 @@ def _events(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _text(event: Mapping[str, Any]) -> str:
     return printable(str(event["text"])[:_MAX_TEXT])
+
+
+def measure(first: int, cgroup: Cgroup | None) -> Usage:
+    """Usage of a jail: of its first process and all descendants."""
+    resident = processes = 0
+    ticks = 0.0
+    for pid in _family(first):
+        fields = process_stat(pid)
+        if fields:
+            processes += 1
+            ticks += int(fields[11]) + int(fields[12])
+            resident += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    by_cgroup = cgroup.memory_in_use() if cgroup else None
+    return Usage(
+        memory=resident if by_cgroup is None else by_cgroup,
+        processes=processes,
+        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
+    )
+
+
+def _family(first: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := process_stat(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [first]
+    for pid in found:
+        found += children.get(pid, [])
+    return found

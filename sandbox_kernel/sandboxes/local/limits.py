@@ -43,8 +43,7 @@ class Limits:
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> Limits:
-        """The spec's limits with the defaults filled in. SpecRefused for what this host's own
-        limits do not allow to give."""
+        """The spec's limits, or defaults. SpecRefused for more than this host can give."""
         most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if most_files == resource.RLIM_INFINITY:
             most_files = 2**31
@@ -125,8 +124,8 @@ def _default_memory() -> int:
 
 
 def _process_rlimit_works() -> bool:
-    """Linux does not hold the host's root to RLIMIT_NPROC, and before 5.14 it counted the user's
-    processes outside of the jail, too."""
+    """Whether RLIMIT_NPROC holds: not for root, nor before Linux 5.14 (it counted other
+    processes)."""
     version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     return os.getuid() != 0 and version >= (5, 14)
 

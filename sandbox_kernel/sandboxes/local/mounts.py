@@ -31,8 +31,8 @@ class Symlink:
 
 @dataclass(frozen=True)
 class Cover:
-    """Lies over what the jail would see at ``target``: an empty folder, in which other mounts may
-    lie, or a file that cannot be opened."""
+    """Hides what is at ``target``: an empty folder, for other mounts to lie in, or a closed
+    file."""
 
     target: str
     is_file: bool = False

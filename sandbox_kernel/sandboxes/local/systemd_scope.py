@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from sandbox_kernel.host_programs import find_program, host_environment
+from sandbox_kernel.host_programs import find_program, run_program
 from sandbox_kernel.sandboxes.local import cgroup
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.limits import Limits
@@ -39,20 +39,11 @@ def create(sandbox_id: str, pid: int, limits: Limits) -> Cgroup | None:
         return None
     unit = f"sandbox-kernel-{sandbox_id}.scope"
     try:
-        ran = subprocess.run(
-            [
-                *(busctl, f"--address=unix:path={bus}", f"--timeout={_TIMEOUT:g}", "--quiet"),
-                *("call", *_MANAGER, "ssa(sv)a(sa(sv))", unit, "fail"),
-                *(*_properties(pid, limits), "0"),
-            ],
-            capture_output=True,
-            env=host_environment(),
-            timeout=2 * _TIMEOUT,
-            check=False,
-        )
+        command = [busctl, f"--address=unix:path={bus}", f"--timeout={_TIMEOUT:g}", "--quiet"]
+        command += ["call", *_MANAGER, "ssa(sv)a(sa(sv))", unit, "fail"]
+        if run_program([*command, *_properties(pid, limits), "0"], 2 * _TIMEOUT).returncode:
+            return None
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    if ran.returncode:
         return None
     folder = _folder(pid, unit)
     if folder is None:
@@ -71,8 +62,7 @@ _in_vain: set[Path] = set()
 
 
 def _can_limit() -> bool:
-    """Whether version 2 has what it takes here; with version 1 managers of users can limit
-    nothing."""
+    """Whether cgroups are of version 2: with version 1 users' managers can limit nothing."""
     root = cgroup.unified_folder("/")
     with contextlib.suppress(OSError):
         found = (root / "cgroup.controllers").read_text().split() if root else []
@@ -93,8 +83,7 @@ def _bus() -> Path | None:
 
 
 def _outlives_sessions() -> bool:
-    """Whether this process is a service of the system's, for a user whose manager ends, with all
-    of its scopes, when that user next logs out."""
+    """Whether this is a system service of a user whose manager, with its scopes, ends at logout."""
     if not cgroup.own_unified_path().startswith("/system.slice/"):
         return False
     try:

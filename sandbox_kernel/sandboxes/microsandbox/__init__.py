@@ -3,7 +3,6 @@
 client     MicrosandboxClient: making, finding and removing sandboxes, and snapshots
 handle     one sandbox: commands, pausing, stopping, forking
 stream     the streams of a command
-snapshots  snapshots with memory
 machine    one VM by its name: its state, its processes, its console, its end
 scripts    the few lines of shell and Python that run inside
 images     images as the SDK knows them; loads OCI layouts

@@ -18,22 +18,22 @@ from typing import ClassVar
 
 import microsandbox as sdk
 
-from sandbox_kernel.errors import SandboxError, SandboxTimeout, SandboxUnavailable
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, SandboxUnavailable
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
-from sandbox_kernel.sandboxes.capabilities import Capabilities, refusal
+from sandbox_kernel.sandboxes.capabilities import Capabilities, whole
 from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
-from sandbox_kernel.sandboxes.microsandbox.snapshots import Snapshots
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
-from sandbox_kernel.sandboxes.results import Diagnosis
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
+from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
 from sandbox_kernel.sandboxes.tiny_image import tiny_layout
 from sandbox_kernel.spec import SandboxSpec
 
 Boot = Callable[[str], Awaitable[None]]
 """Starts the VM of the given name."""
 DEFAULT_MEMORY_MIB = 1024
+_SNAPSHOT_GROUP, _SNAPSHOT_TIMEOUT = "sandbox-kernel", 600.0
 _JOURNAL_MIB = 64
 """What an ext4 file system needs for itself, at least; the SDK cannot make one without it."""
 _IN_GUEST = (
@@ -41,22 +41,56 @@ _IN_GUEST = (
 )
 
 
+class Snapshots(SnapshotKeeper):
+    """This user's snapshots. The SDK's name of one follows from its record."""
+
+    timeout = _SNAPSHOT_TIMEOUT
+    sdk_errors = (sdk.MicrosandboxError, TimeoutError)
+
+    async def take_from(self, source: Record, name: str) -> SnapshotInfo:
+        """Keep a running sandbox, with its memory."""
+
+        async def work(record: Record) -> None:
+            made = await sdk.Snapshot.create(
+                _sdk_name(record), from_sandbox=source.data["vm"], group=_SNAPSHOT_GROUP, full=True
+            )
+            record.data["reference"] = made.reference
+
+        return await self.take(name, source, work)
+
+    async def explained(self, error: BaseException, record: Record) -> BaseException:
+        sandbox = record.data["sandbox"]
+        if isinstance(error, sdk.SandboxNotRunningError):
+            return SandboxGone(f"Sandbox {sandbox!r} does not run, so its memory cannot be kept.")
+        if isinstance(error, TimeoutError):
+            return SandboxTimeout(
+                f"No snapshot of sandbox {sandbox!r} was made within {_SNAPSHOT_TIMEOUT:g} s. Is "
+                f"the disk slow or full?"
+            )
+        return await super().explained(error, record)
+
+    async def destroy(self, record: Record) -> None:
+        reference = record.data.get("reference") or _sdk_name(record)
+        try:
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT):
+                await sdk.Snapshot.remove(reference, force=True)
+        except sdk.MicrosandboxError as error:
+            if "not found" not in str(error):
+                raise
+
+
+def _sdk_name(record: Record) -> str:
+    """The SDK's name for a sandbox or a snapshot."""
+    return f"sk-{record.name}-{record.id}"
+
+
 class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
     """microVMs on this machine, for this user. Needs KVM; no daemon and no account."""
 
     backend = "microsandbox"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        image=True,
-        memory_mib=True,
-        cpus=True,
-        disk_mib=True,
-        byte_exact_streams=True,
-        reattach=True,
-        pause=True,
-        restart=True,
-        snapshot=True,
-        memory=True,
-        fork=True,
+        *("image", "memory_mib", "cpus", "disk_mib"),
+        *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,
@@ -83,7 +117,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
 
     async def create(self, spec: SandboxSpec) -> MicrosandboxHandle:
         self.check(spec)
-        _check_cpus(spec)
+        cpus = whole(spec, self.backend, "cpus", 1, "A microVM has whole CPUs")
         await self.sweep()
         image, is_here = await images.reference(spec)
         root_disk = spec.disk_mib + _JOURNAL_MIB if spec.disk_mib else None
@@ -93,7 +127,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
                 vm,
                 image=sdk.Image.oci(image, root_disk=root_disk),
                 memory=spec.memory_mib or DEFAULT_MEMORY_MIB,
-                cpus=int(spec.cpus or 1),
+                cpus=cpus or 1,
                 env=dict(spec.env),
                 network=sdk.Network.none(),
                 idle_timeout=max(1.0, spec.lease_seconds),
@@ -115,9 +149,9 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
     async def _make(self, record: Record, boot: Boot, *, booted: bool = True) -> MicrosandboxHandle:
         spec = record.sandbox_spec()
         record.id = secrets.token_hex(6)
-        record.data = {"vm": f"sk-{spec.name}-{record.id}", "limits": _limits(spec)}
+        vm = _sdk_name(record)
+        record.data = {"vm": vm, "limits": _limits(spec)}
         handle = self.handle(record)
-        vm = record.data["vm"]
 
         async def work() -> None:
             await machine.insist(lambda: boot(vm), vm)
@@ -233,12 +267,6 @@ async def _boot() -> None:
         raise SandboxUnavailable(f"{error}. {why}".strip()) from error
     finally:
         await asyncio.shield(machine.destroy(vm))
-
-
-def _check_cpus(spec: SandboxSpec) -> None:
-    if spec.cpus is not None and spec.cpus != int(spec.cpus):
-        why = "A microVM has whole CPUs; give a whole number."
-        raise refusal(spec.name, "microsandbox", f"cpus={spec.cpus!r}", why)
 
 
 def _limits(spec: SandboxSpec) -> dict[str, str]:

@@ -18,11 +18,10 @@ from sandbox_kernel.errors import (
     SandboxTimeout,
 )
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.microsandbox import machine, scripts
 from sandbox_kernel.sandboxes.microsandbox.stream import MicrosandboxStream
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.untrusted_text import last_lines, printable
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _PAUSE_TIMEOUT = 60.0
 _LOOK_UP_TIMEOUT = 30.0
 _COPY_TIMEOUT = 600.0
 _CONSOLE_LINES, _CONSOLE_SIZE = 5, 500
-
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +69,22 @@ class MicrosandboxHandle(RecordedHandle):
                 stdin=sdk.Stdin.pipe(),
                 tty=command.tty is not None,
             )
-            return await MicrosandboxStream.open(
-                started, command.program, self.name, self._exit_signal, self._broken
-            )
+            event = await started.recv()
         except (sdk.MicrosandboxError, OSError, asyncio.TimeoutError) as error:
             raise await self._broken(error) from error
         except (TypeError, ValueError) as error:  # e.g. a NUL in an argument
             raise ExecFailed(
                 f"{program!r} cannot be run in sandbox {self.name!r}: {error}"
             ) from error
+        if event is None:
+            raise await self._broken()
+        if str(event.event_type) == "failed":
+            why = bytes(event.data or b"").decode(errors="replace")[:500]
+            raise ExecFailed(
+                f"{command.program!r} could not be run in sandbox {self.name!r}: {why} (or its "
+                f"working folder is not there)."
+            )
+        return MicrosandboxStream(started, int(event.pid or 0), self._exit_signal, self._broken)
 
     async def spawn_command(self, command: Command) -> None:
         """As the surface says. The output goes to the VM's console. Images without Python do not
@@ -129,22 +134,16 @@ class MicrosandboxHandle(RecordedHandle):
 
     async def _lives(self) -> bool:
         """Whether it is there and meant to be: the SDK may not know yet that it is ending."""
-        record = self._stored()
-        if record is None or record.data.get("ended"):
+        if self._stored() is None or self._noted("ended"):
             return False
-        if await self._status() not in ("running", "paused"):
+        if await machine.status(self._vm) not in ("running", "paused"):
             return False
         return bool(await asyncio.to_thread(machine.processes, self._vm))
 
-    async def _status(self) -> str:
-        """``gone`` when there is no VM any more, or it is not this record's."""
-        return await machine.status(self._vm) or "gone"
-
     async def _why_gone(self) -> str:
-        record = self._stored()
-        if record is None:
+        if self._stored() is None:
             return f"Sandbox {self.name!r} has ended: it was removed. Create a new one to go on."
-        reason, console = str(record.data.get("ended") or ""), ""
+        reason, console = self._noted("ended"), ""
         if not reason:
             reason = await asyncio.to_thread(machine.why_ended, self._vm)
             console = printable((await self.logs(tail=_CONSOLE_LINES))[-_CONSOLE_SIZE:]).strip()
@@ -157,11 +156,14 @@ class MicrosandboxHandle(RecordedHandle):
     # --- its life
 
     async def stop(self) -> None:
-        status = await self._status()
+        status = await machine.status(self._vm)
         if status in ("stopped", "gone"):
             return
         if status == "running":
-            await self._say_goodbye()
+            try:  # the commands are asked to end, which the SDK itself does not
+                await self.exec("/bin/sh", scripts.GOODBYE, cwd="/", timeout=_GOODBYE_TIMEOUT)
+            except SandboxError as error:
+                _log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
         self._note(ended="it was stopped")
         try:
             stopping = (await sdk.Sandbox.get(self._vm)).stop(timeout=_STOP_TIMEOUT)
@@ -171,22 +173,15 @@ class MicrosandboxHandle(RecordedHandle):
             await machine.kill(self._vm)
         self._connection = None
 
-    async def _say_goodbye(self) -> None:
-        """Ask the commands to end, which the SDK itself does not."""
-        try:
-            await self.exec("/bin/sh", scripts.GOODBYE, cwd="/", timeout=_GOODBYE_TIMEOUT)
-        except SandboxError as error:
-            _log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
-
     async def kill(self) -> None:
-        if await self._status() in ("stopped", "gone"):
+        if await machine.status(self._vm) in ("stopped", "gone"):
             return
         self._note(ended="it was killed")
         await machine.kill(self._vm)
         self._connection = None
 
     async def pause(self) -> None:
-        status = await self._status()
+        status = await machine.status(self._vm)
         if status == "paused":
             return
         if status != "running":
@@ -194,7 +189,7 @@ class MicrosandboxHandle(RecordedHandle):
         await self._ask((await sdk.Sandbox.get(self._vm)).pause(), "paused", _PAUSE_TIMEOUT)
 
     async def resume(self) -> None:
-        status = await self._status()
+        status = await machine.status(self._vm)
         if status == "gone":
             raise SandboxGone(await self._why_gone())
         if status == "paused":
@@ -227,7 +222,7 @@ class MicrosandboxHandle(RecordedHandle):
         """As the surface says. The copy's files, memory and processes are its own from the moment
         of the fork on; ``SandboxedKernel.fork`` makes it known to its agent, too."""
         spec = replace(self.spec, name=name or f"sandbox-{secrets.token_hex(4)}")
-        if await self._status() not in ("running", "paused"):
+        if await machine.status(self._vm) not in ("running", "paused"):
             raise SandboxGone(await self._why_gone())
         return await self._client.copy(
             spec, self._stored(), lambda vm: machine.fork(self._vm, vm, _COPY_TIMEOUT)
@@ -240,7 +235,7 @@ class MicrosandboxHandle(RecordedHandle):
         return last_lines(await asyncio.to_thread(machine.console, self._vm), tail)
 
     async def info(self) -> SandboxInfo:
-        status = await self._status()
+        status = await machine.status(self._vm)
         detail: dict[str, Any] = {"vm": self._vm}
         if status in ("running", "paused"):
             found = await asyncio.to_thread(machine.processes, self._vm)

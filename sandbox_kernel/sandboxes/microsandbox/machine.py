@@ -22,7 +22,7 @@ import microsandbox as sdk
 from microsandbox import _microsandbox as native
 
 from sandbox_kernel.errors import SandboxError, SandboxTimeout
-from sandbox_kernel.host_processes import ProcessId
+from sandbox_kernel.host_processes import ProcessId, find_processes
 from sandbox_kernel.sandboxes.untrusted_files import read_end
 from sandbox_kernel.untrusted_text import printable
 
@@ -35,7 +35,7 @@ _REASON = 800
 _OOM = re.compile(r"Out of memory: Killed process \d+ \(([^)\n]{1,64})\)")
 _IDLE = "sandbox idle, requesting guest shutdown"
 _ABOUT_A_CLIENT = "agent relay: handshake"
-"""In lines that tell of somebody who hung up, not of the VM."""
+"""In lines about a client that hung up, not about the VM."""
 
 
 def home() -> Path:
@@ -63,12 +63,12 @@ async def insist(attempt: Callable[[], Awaitable[T]], vm: str = "") -> T:
             await asyncio.sleep(_PAUSE)
 
 
-async def status(vm: str) -> str | None:
-    """``running``, ``paused``, ``stopped``; None if there is no such VM."""
+async def status(vm: str) -> str:
+    """``running``, ``paused``, ``stopped``; ``gone`` if there is no such VM."""
     try:
         found = str((await sdk.Sandbox.get(vm)).status)
     except sdk.SandboxNotFoundError:
-        return None
+        return "gone"
     except sdk.MicrosandboxError as error:
         raise SandboxError(f"microsandbox cannot tell the state of {vm!r}: {error}") from error
     if found == "paused":
@@ -78,17 +78,10 @@ async def status(vm: str) -> str | None:
 
 def processes(vm: str) -> list[ProcessId]:
     """The host's processes that run this VM."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        named = (b"--name", vm.encode()) in itertools.pairwise(words)
-        if words[1:2] == [b"machine"] and named:
-            process = ProcessId.of(int(pid))
-            found += [process] if process else []
-    return found
+    name = (b"--name", vm.encode())
+    return find_processes(
+        lambda words: words[1:2] == [b"machine"] and name in itertools.pairwise(words)
+    )
 
 
 async def kill(vm: str) -> None:

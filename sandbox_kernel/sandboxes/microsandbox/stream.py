@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sandbox_kernel.errors import ExecFailed, SandboxError
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.bounded_stream import BufferedStream
 
 _PIECE = 64 * 1024
@@ -21,7 +21,7 @@ _KILLED_BY_SIGNAL = -1
 
 
 class MicrosandboxStream(BufferedStream):
-    """A running command. ``open`` has seen that it was started."""
+    """A running command. The handle has seen that it was started."""
 
     def __init__(
         self,
@@ -38,27 +38,6 @@ class MicrosandboxStream(BufferedStream):
         self._why_broken = why_broken
         self._sent: int | None = None
         self._task = asyncio.get_running_loop().create_task(self._take_in())
-
-    @classmethod
-    async def open(
-        cls,
-        handle: Any,
-        command: str,
-        sandbox: str,
-        signal_of: Callable[[int], Awaitable[int | None]],
-        why_broken: Callable[[], Awaitable[SandboxError]],
-    ) -> MicrosandboxStream:
-        """The stream of a command that the SDK was told to start, when it has."""
-        event = await handle.recv()
-        if event is None:
-            raise await why_broken()
-        if str(event.event_type) == "failed":
-            why = bytes(event.data or b"").decode(errors="replace")[:500]
-            raise ExecFailed(
-                f"{command!r} could not be run in sandbox {sandbox!r}: {why} (or its working "
-                f"folder is not there)."
-            )
-        return cls(handle, int(event.pid or 0), signal_of, why_broken)
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)

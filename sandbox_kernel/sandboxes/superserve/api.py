@@ -9,6 +9,7 @@ The API key is read from the environment whenever it is needed, and is stored no
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -30,7 +31,7 @@ from sandbox_kernel.errors import (
 )
 
 KEY, BASE_URL = "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL"
-DIAL_TIMEOUT = 20.0
+DIAL_TIMEOUT, DELETE_TIMEOUT = 20.0, 120.0
 _PROTOCOL = "superserve.exec.v1"
 _MAX_MESSAGE = 4 * 2**20
 _QUEUE = 16
@@ -50,16 +51,14 @@ def has_key() -> bool:
 
 
 def endpoint(base_url: str | None = None) -> str:
-    """The address of the control plane: the one that is given, or that of the environment.
-    SandboxUnavailable without a key."""
+    """The control plane's address, given or the environment's. SandboxUnavailable without a key."""
     if not has_key():
         raise SandboxUnavailable(NO_KEY)
     return resolve_config(base_url=base_url).base_url
 
 
 def remote(sandbox_id: str, base_url: str | None) -> sdk.AsyncSandbox:
-    """The SDK's object for a sandbox that is known by its id, without touching it (the SDK's own
-    ``connect`` resumes it)."""
+    """The SDK's object for a sandbox, not touched (the SDK's own ``connect`` resumes it)."""
     endpoint(base_url)
     info = sdk.SandboxInfo(
         id=sandbox_id,
@@ -114,6 +113,13 @@ async def find(metadata: Mapping[str, str], base_url: str | None) -> list[sdk.Sa
     found = await sdk.AsyncSandbox.list(metadata=dict(metadata), base_url=url)
     # Not to be trusted blindly: whatever is found this way may be deleted.
     return [info for info in found if metadata.items() <= info.metadata.items()]
+
+
+async def delete_snapshot(snapshot_id: str, base_url: str | None = None) -> None:
+    """Delete a snapshot at the service."""
+    with translating(f"Snapshot {snapshot_id} was not deleted"):
+        async with asyncio.timeout(DELETE_TIMEOUT):
+            await sdk.AsyncSnapshot.delete_by_id(snapshot_id, base_url=endpoint(base_url))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import SnapshotKeeper
-from sandbox_kernel.sandboxes.results import Diagnosis, SnapshotInfo
+from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
 from sandbox_kernel.spec import SandboxSpec, check_name
@@ -40,7 +40,6 @@ _LOOK_UP = 10.0
 _LOOK_UP_PAUSE = 0.5
 _BACKOFF = (0.5, 1.0, 2.0)
 _ABANDONED_FOR = 24 * 3600.0
-_DELETE_TIMEOUT = 120.0
 
 
 class Snapshots(SnapshotKeeper):
@@ -50,7 +49,7 @@ class Snapshots(SnapshotKeeper):
 
     async def destroy(self, record: Record) -> None:
         if not creation_marker.unfinished(record):  # else there is no id at the service
-            await delete_snapshot(record.id, record.data.get("base_url"))
+            await api.delete_snapshot(record.id, record.data.get("base_url"))
 
 
 class SuperserveClient(HostedClient[SuperserveHandle]):
@@ -75,11 +74,12 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
         request.arguments(spec, "")
 
     async def create(self, spec: SandboxSpec) -> SuperserveHandle:
-        return await self._make(spec, None)
+        return await self.copy(spec, None, "")
 
-    async def _make(
-        self, spec: SandboxSpec, source: Record | None, snapshot: str = ""
+    async def copy(
+        self, spec: SandboxSpec, source: Record | None, snapshot: str
     ) -> SuperserveHandle:
+        """A sandbox, from a snapshot if it is named; its agent then has ``source``'s token."""
         tag = secrets.token_hex(12)
         arguments = request.arguments(spec, tag)
         if snapshot:
@@ -174,7 +174,7 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
         """Delete a sandbox at the service. Idempotent."""
         remote = self._remotes.pop(sandbox_id, None)
         with api.translating(f"Sandbox {sandbox_id} could not be deleted"):
-            async with asyncio.timeout(_DELETE_TIMEOUT):
+            async with asyncio.timeout(api.DELETE_TIMEOUT):
                 if remote is not None:
                     await remote.kill()
                 else:
@@ -255,33 +255,13 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
 
     # --- snapshots
 
-    async def keep(self, handle: SuperserveHandle, name: str) -> SnapshotInfo:
-        """Make a snapshot of a sandbox with its memory (``SandboxHandle.snapshot``)."""
-        source = self.recorded(handle.name) or Record(
-            self.backend, handle.name, handle.id, handle.spec.to_dict()
-        )
-
-        async def work(record: Record) -> None:
-            record.id = await handle.take_snapshot(name)
-            record.data["base_url"] = api.endpoint()
-
-        return await self.snapshot_keeper.take(name, source, work)
-
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SuperserveHandle:
         """As the surface says: the sandbox goes on where the snapshot was taken."""
         record = self.snapshot_keeper.load(snapshot)
         self.snapshot_keeper.refuse_changes(record, spec, "image")
         taken = record.sandbox_spec()
         spec = replace(spec, image=taken.image, env={**taken.env, **spec.env})
-        return await self._make(spec, record, record.id)
-
-    async def fork(self, handle: SuperserveHandle, spec: SandboxSpec) -> SuperserveHandle:
-        """For ``SandboxHandle.fork``."""
-        snapshot = await handle.take_snapshot(f"fork-{spec.name}")
-        try:
-            return await self._make(spec, self.recorded(handle.name), snapshot)
-        finally:
-            await asyncio.shield(delete_snapshot(snapshot))
+        return await self.copy(spec, record, record.id)
 
     # --- diagnosis
 
@@ -313,13 +293,6 @@ def _tag(record: Record) -> dict[str, str]:
 def _abandoned() -> Records:
     """Requests whose outcome is not known: what they may have made is deleted when it shows up."""
     return Records(private_dir(data_dir() / "abandoned"))
-
-
-async def delete_snapshot(snapshot_id: str, base_url: str | None = None) -> None:
-    """Delete a snapshot at the service."""
-    with api.translating(f"Snapshot {snapshot_id} was not deleted"):
-        async with asyncio.timeout(_DELETE_TIMEOUT):
-            await sdk.AsyncSnapshot.delete_by_id(snapshot_id, base_url=api.endpoint(base_url))
 
 
 def _is_id(name: str) -> bool:

@@ -23,11 +23,10 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import wrapped_command
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import Command, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.folder_archive import packed
 from sandbox_kernel.sandboxes.hosted import HostedHandle, LeaseRenewal
 from sandbox_kernel.sandboxes.polling import attempts
-from sandbox_kernel.sandboxes.results import SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.superserve import api, request
 from sandbox_kernel.sandboxes.superserve.stream import SuperserveStream, run_tool
 from sandbox_kernel.untrusted_text import last_lines, printable
@@ -67,14 +66,14 @@ class SuperserveHandle(HostedHandle):
 
     async def _start(self, command: Command, *, log: str | None = None) -> SuperserveStream:
         asked = wrapped_command.request(command.with_defaults(self.spec.env, self.workdir), log=log)
-        stream = SuperserveStream(await self._dial(), asked, self._tool, self._why_broken)
+        socket = await self._dial()
+        stream = SuperserveStream(socket, asked, self._tool, self.name, self._why_broken)
         await stream.started(f"{command.program!r} could not be run in sandbox {self.name!r}")
         stream.on_close = self._lease.attach()
         return stream
 
     async def spawn_command(self, command: Command) -> None:
-        """As the surface says. The sandbox does not end with its ``main`` command: it is paused
-        when its lease is over."""
+        """As the surface says. The end of a ``main`` command does not end the sandbox."""
         async with await self._start(command, log=LOG) as stream:
             await stream.wait()
 
@@ -99,8 +98,7 @@ class SuperserveHandle(HostedHandle):
         ) from last
 
     async def _settle(self) -> None:
-        """Wait until the sandbox runs, with a fresh token. SandboxPaused and SandboxGone say why
-        that will not be."""
+        """Wait until the sandbox runs, with a fresh token. Or SandboxPaused, SandboxGone."""
         async for status in self._statuses("used"):
             if status == "active":
                 if await self._ask(api.fresh_token(self._remote), "reached"):
@@ -166,11 +164,6 @@ class SuperserveHandle(HostedHandle):
     def _refuse_if_ended(self) -> None:
         if self._stored() is None or self._noted("ended"):
             raise SandboxGone(self._why_gone("deleted"))
-
-    def _noted(self, fact: str) -> str:
-        """What the record says now about ``ended``, ``paused`` or ``log``."""
-        record = self._stored()
-        return str(record.data.get(fact) or "") if record else ""
 
     def _why_gone(self, status: str) -> str:
         start = f"Sandbox {self.name!r} has ended: "
@@ -294,7 +287,7 @@ class SuperserveHandle(HostedHandle):
             pass
         except SandboxError as error:
             # Frozen they are harmless; `resume` ends them, or refuses.
-            _log.warning("%s", error)
+            _log.warning("Sandbox %s: %s", self.name, error)
         # Noted first: who finds it paused must not take that for a pause.
         self._note(ended="it was stopped", log=log)
         try:
@@ -327,15 +320,25 @@ class SuperserveHandle(HostedHandle):
 
     async def snapshot(self, name: str) -> SnapshotInfo:
         """Keeps memory, processes and files. The service pauses the sandbox for a moment."""
-        return await self._client.keep(self, name)
+        source = self._client.recorded(self.name) or self._record
+
+        async def work(record: Record) -> None:
+            record.id = await self.take_snapshot(name)
+            record.data["base_url"] = api.endpoint()
+
+        return await self._client.snapshot_keeper.take(name, source, work)
 
     async def fork(self, name: str = "") -> SuperserveHandle:
         """As the surface says, by way of a snapshot that is deleted at once."""
         spec = replace(self.spec, name=name or f"sandbox-{secrets.token_hex(4)}")
-        return await self._client.fork(self, spec)
+        snapshot = await self.take_snapshot(f"fork-{spec.name}")
+        try:
+            return await self._client.copy(spec, self._client.recorded(self.name), snapshot)
+        finally:
+            await asyncio.shield(api.delete_snapshot(snapshot))
 
     async def take_snapshot(self, name: str) -> str:
-        """Make a snapshot at the service; its id there. For the client."""
+        """Make a snapshot at the service; its id there."""
         self._refuse_if_ended()
         if (status := await self._status()) in ("failed", "deleted"):
             raise SandboxGone(self._why_gone(status))

@@ -27,22 +27,13 @@ _BLOCKED = ("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192
 _SNAPSHOT = "snapshot:"
 _SECRET = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*)=)?([A-Za-z0-9._-]{1,128})")
 _OWN_MACHINE = "The sandbox is root of its own machine, so this could not be held."
+_HOSTS_ONLY = "Superserve's rules know hosts and networks only."
 _BY_TEMPLATE = "A sandbox has the size of its template; choose one by image."
 
 CAPABILITIES = Capabilities(
-    image=True,
-    secrets=True,
-    egress=True,
+    *("image", "secrets", "egress", "delete_after_seconds", "hosted"),
+    *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
     egress_parts=frozenset({"wildcard", "address", "deny", "default"}),
-    delete_after_seconds=True,
-    hosted=True,
-    byte_exact_streams=True,
-    reattach=True,
-    pause=True,
-    restart=True,
-    snapshot=True,
-    memory=True,
-    fork=True,
     notes={
         "memory_mib": _BY_TEMPLATE,
         "cpus": _BY_TEMPLATE,
@@ -52,10 +43,7 @@ CAPABILITIES = Capabilities(
         "volume": "No folder of this host is shown to a hosted sandbox; copy files in and out.",
         "readable": "No folder of this host is shown to a hosted sandbox; copy files in.",
         "python": "The sandbox runs its template's own Python; choose a template by image.",
-        **dict.fromkeys(
-            ("egress.ports", "egress.methods", "egress.path"),
-            "Superserve's rules know hosts and networks only.",
-        ),
+        **dict.fromkeys(("egress.ports", "egress.methods", "egress.path"), _HOSTS_ONLY),
         "egress.rate_limit_rpm": "Superserve's rules know no rates.",
     },
 )

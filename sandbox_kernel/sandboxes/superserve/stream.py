@@ -35,9 +35,14 @@ class SuperserveStream(HostedStream):
     """Runs the command of a request. ``tool`` runs a short command in the same sandbox."""
 
     def __init__(
-        self, socket: ClientConnection, request: bytes, tool: Tool, why_broken: WhyBroken
+        self,
+        socket: ClientConnection,
+        request: bytes,
+        tool: Tool,
+        sandbox: str,
+        why_broken: WhyBroken,
     ) -> None:
-        super().__init__(why_broken)
+        super().__init__(sandbox, why_broken)
         self._socket = socket
         self._tool = tool
         self._marks = wrapped_command.Marks()
@@ -155,8 +160,7 @@ class SuperserveStream(HostedStream):
 
 
 async def run_tool(socket: ClientConnection, line: str) -> int:
-    """Run a short command whose output nobody wants; its exit code. ExecFailed if the service
-    does not say how it ended."""
+    """Run a short command; its exit code. ExecFailed if the service does not give it."""
     try:
         await socket.send(json.dumps({"command": line, "working_dir": "/"}))
         async for message in socket:
