@@ -8,7 +8,7 @@ login shell's greeting, a provider's banner.
 """
 
 import binascii
-from typing import List, Sequence
+from typing import Dict, List, Sequence, Type
 
 from . import WireError
 from .frames import Buffer
@@ -20,7 +20,6 @@ MAX_LINE = 65536 + 2
 
 RAW = "raw"
 BASE64 = "base64"
-CODECS = (RAW, BASE64)
 
 
 class PreambleFilter:
@@ -98,10 +97,5 @@ def _padded(line: bytes) -> bytes:
     return line
 
 
-def make_codec(name: str) -> "RawCodec | Base64Codec":
-    """A new codec for one direction of one link. ValueError for an unknown name."""
-    if name == RAW:
-        return RawCodec()
-    if name == BASE64:
-        return Base64Codec()
-    raise ValueError("unknown codec %r" % name)
+CODECS: "Dict[str, Type[RawCodec] | Type[Base64Codec]]" = {RAW: RawCodec, BASE64: Base64Codec}
+"""By name; each direction of each link has a codec of its own."""

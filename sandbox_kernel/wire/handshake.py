@@ -42,16 +42,12 @@ class Refuse(NamedTuple):
     message: str
 
 
-def encode_hello(hello: Hello) -> bytes:
-    return _encode(HELLO, hello._asdict())
+_TYPES = {Hello: HELLO, Welcome: WELCOME, Refuse: REFUSE}
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
-    return _encode(WELCOME, welcome._asdict())
-
-
-def encode_refuse(code: str) -> bytes:
-    return _encode(REFUSE, {"code": code, "message": REFUSALS[code]})
+def encode_message(message: "Hello | Welcome | Refuse") -> bytes:
+    payload = json.dumps(message._asdict()).encode()
+    return encode(Frame(_TYPES[type(message)], 0, 0, 0, payload))
 
 
 def decode_hello(frame: Frame) -> Hello:
@@ -70,10 +66,6 @@ def decode_answer(frame: Frame) -> "Welcome | Refuse":
     raise WireError(
         "answer to HELLO must be WELCOME or REFUSE, got type %d" % frame.type, fatal=True
     )
-
-
-def _encode(type_: int, values: Dict[str, Any]) -> bytes:
-    return encode(Frame(type_, 0, 0, 0, json.dumps(values).encode()))
 
 
 def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:

@@ -201,7 +201,7 @@ class Mux:
 
     def open(self, target: str, priority: int, window: int = 0) -> Stream:
         """Open a stream to ``target`` on the other side. ``window`` replaces the usual one."""
-        stream = self._add(self._next_id, priority)
+        stream = self.streams[self._next_id] = Stream(self, self._next_id, priority)
         self._next_id += 2
         self.session.send(OPEN, stream.id, bytes([priority]) + target.encode()[:MAX_TARGET])
         stream.widen(window or self._window)
@@ -250,7 +250,6 @@ class Mux:
             return self._opened(frame)
         stream = self.streams.get(frame.stream)
         if stream is None:
-            self._check_was_open(frame.stream)
             self._too_late(frame)
             return None
         if frame.type == DATA:
@@ -290,7 +289,7 @@ class Mux:
             self.session.send(RESET, id_, b"too many streams")
             self._late += INITIAL_WINDOW
             return None
-        stream = self._add(id_, payload[0])
+        stream = self.streams[id_] = Stream(self, id_, payload[0])
         self._opened_by_peer += 1
         stream.widen(self._window)
         return Opened(stream, payload[1:].decode(errors="replace"))
@@ -322,12 +321,11 @@ class Mux:
             )
         self._schedule(stream)
 
-    def _check_was_open(self, id_: int) -> None:
+    def _too_late(self, frame: Frame) -> None:
         """Frames for a stream that was closed here are late, not wrong."""
+        id_ = frame.stream
         if not 0 < id_ < (self._next_id if self._ours(id_) else self._last_peer_id + 1):
             raise WireError("frame for stream %d, which was never opened" % id_, fatal=True)
-
-    def _too_late(self, frame: Frame) -> None:
         if frame.type != DATA:
             return self.session.wasted()
         self._late -= len(frame.payload)
@@ -336,11 +334,6 @@ class Mux:
 
     def _ours(self, id_: int) -> bool:
         return id_ % 2 == (1 if self._host else 0)
-
-    def _add(self, id_: int, priority: int) -> Stream:
-        stream = Stream(self, id_, priority)
-        self.streams[id_] = stream
-        return stream
 
     def _schedule(self, stream: Stream) -> None:
         if stream._ready and not stream._queued and not stream.closed:
