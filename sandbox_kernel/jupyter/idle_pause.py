@@ -64,21 +64,17 @@ class Activity:
 async def set_up_pausing(
     kernel: SandboxedKernel, configuration: KernelConfiguration, connection: Mapping[str, Any]
 ) -> None:
-    """Pause a kernel that has just been launched as its configuration says. On the background
-    loop."""
+    """Let a launched kernel be paused as its configuration says. On the background loop."""
     kernel.pause_on_exit = configuration.pause_on_exit
-    if configuration.idle_pause_seconds:
-        await kernel.run_alongside(
-            pause_when_idle(kernel, connection, configuration.idle_pause_seconds)
-        )
+    if seconds := configuration.idle_pause_seconds:
+        await kernel.run_alongside(pause_when_idle(kernel, connection, seconds))
 
 
 async def pause_when_idle(
     kernel: SandboxedKernel, connection: Mapping[str, Any], seconds: float
 ) -> None:
-    """Pause the kernel's sandbox whenever the kernel has been idle, and no client has sent
-    anything, for this long. The next message of a client resumes it. Runs until it is
-    cancelled."""
+    """Pause the sandbox whenever the kernel has been idle, and no client has sent anything, for
+    this long. The next message of a client resumes it. Runs until it is cancelled."""
     loop = asyncio.get_running_loop()
     activity = Activity(loop.time())
     socket = _listener(connection)

@@ -26,8 +26,7 @@ TESTED = "jupyter_server 2.15 to 2.21 and jupyter_client 8.6 to 8.10"
 
 
 def discard_unsent_requests(manager: Any) -> None:
-    """Let the manager's control socket drop the shutdown_request that a dead kernel did not read:
-    the next kernel would obey it."""
+    """Drop the shutdown_request that a dead kernel did not read; the next one would obey it."""
     control = getattr(manager, "_control_socket", None)
     if control is not None:
         control.linger = 0

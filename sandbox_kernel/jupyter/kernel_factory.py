@@ -1,4 +1,4 @@
-"""Makes, finds and ends the kernels of this process, for the provisioner and the launcher.
+"""Makes and ends the kernels of this process, for the provisioner and the launcher.
 
 Everything here runs on the background loop.
 """
@@ -83,14 +83,6 @@ async def _paused_earlier(client: SandboxClient, name: str, log: Log) -> Sandbox
     return kernel
 
 
-async def attach_kernel(
-    backend: str, name: str, log: Log, *, sandbox_id: str, key: str
-) -> SandboxedKernel:
-    """Take over the kernel in this sandbox; not another one that has its name since."""
-    client = load_backend(backend)
-    return await SandboxedKernel.attach(client, name, log, sandbox_id=sandbox_id, key=key)
-
-
 async def start_again(lost: SandboxedKernel, argv: Sequence[str], *, recreate: bool) -> bool:
     """Start a lost sandbox again, if its backend can do that. False if the kernel needs a new one:
     SandboxGone if that is a hosted one, unless the user wants it (``recreate``). A sandbox that
@@ -122,10 +114,4 @@ async def start_again(lost: SandboxedKernel, argv: Sequence[str], *, recreate: b
 async def remove_kernel(kernel: SandboxedKernel) -> None:
     """End a kernel with its sandbox, or pause the sandbox (``pause_on_exit``)."""
     await kernel.leave()
-    disown(kernel)
-
-
-async def leave_kernel(kernel: SandboxedKernel) -> None:
-    """Let go of a kernel that has ended; its sandbox stays."""
-    await kernel.release()
     disown(kernel)

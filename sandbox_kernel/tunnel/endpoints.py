@@ -18,13 +18,14 @@ from sandbox_kernel.wire.peer import Peer
 from sandbox_kernel.wire.pump import Pump
 
 PRIORITY = {
-    "control": URGENT,
-    "hb": URGENT,
-    "shell": INTERACTIVE,
-    "stdin": INTERACTIVE,
+    **{"control": URGENT, "hb": URGENT},
+    **{"shell": INTERACTIVE, "stdin": INTERACTIVE},
     "iopub": OUTPUT,
 }
 """Priority of the streams of each kernel channel."""
+
+Address = str | tuple[str, int]
+"""Path of a Unix socket, or IP address and port."""
 
 MAX_UNIX_PATH = 107
 ACCEPT_PAUSE = 1.0
@@ -33,13 +34,12 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 
 
 class Endpoint:
-    """One listening socket. ``address`` is the path of a Unix socket, or (ip, port) for TCP.
-    ``on_input`` is called whenever a client sends something."""
+    """One listening socket. ``on_input`` is called whenever a client sends something."""
 
     def __init__(
         self,
         peer: Peer,
-        address: str | tuple[str, int],
+        address: Address,
         target: str,
         priority: int,
         on_input: Callable[[], object] | None = None,
@@ -60,8 +60,7 @@ class Endpoint:
         return isinstance(self.address, str) and not os.path.lexists(self.address)
 
     def renew(self) -> None:
-        """Listen again if the socket was removed, with its folder or without. Connections go on.
-        SandboxError if that fails."""
+        """Listen again if the socket was removed; connections go on. SandboxError if that fails."""
         if not isinstance(self.address, str) or self._owns(self.address):
             return
         try:
@@ -100,8 +99,7 @@ class Endpoint:
 
     def _accept(self) -> None:
         if not self._peer.session.room:
-            # The sandbox has been out of reach for long. Clients that come and go must not fill
-            # the memory.
+            # The sandbox is out of reach, and clients that come and go must not fill the memory.
             return self._pause()
         try:
             connection, _ = self._listener.accept()
@@ -131,7 +129,7 @@ class Endpoint:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
 
-def _listen(address: str | tuple[str, int]) -> socket.socket:
+def _listen(address: Address) -> socket.socket:
     if isinstance(address, str) and len(os.fsencode(address)) > MAX_UNIX_PATH:
         raise SandboxError(
             f"The socket path {address} is longer than {MAX_UNIX_PATH} bytes. Set "
@@ -151,7 +149,5 @@ def _listen(address: str | tuple[str, int]) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise SandboxError(
-            f"Cannot listen on {address} for the kernel's clients: {error}"
-        ) from error
+        raise SandboxError(f"Cannot listen on {address} for kernel clients: {error}") from error
     return listener

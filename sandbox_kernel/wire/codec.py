@@ -61,11 +61,8 @@ class Base64Codec:
         self._partial_size = 0
 
     def encode(self, buffers: Sequence[Buffer]) -> List[Buffer]:
-        data = memoryview(b"".join(buffers))
-        return [
-            binascii.b2a_base64(data[at : at + _RAW_PER_LINE])
-            for at in range(0, len(data), _RAW_PER_LINE)
-        ]
+        data, size = memoryview(b"".join(buffers)), _RAW_PER_LINE
+        return [binascii.b2a_base64(data[at : at + size]) for at in range(0, len(data), size)]
 
     def decode(self, data: bytes) -> Buffer:
         head, newline, rest = data.rpartition(b"\n")

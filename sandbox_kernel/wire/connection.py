@@ -128,8 +128,7 @@ class HostConnection(Connection):
         if isinstance(answer, Welcome):
             if answer.version != VERSION or answer.session != self._hello.session:
                 raise WireError(
-                    "WELCOME is for another session or protocol version (%d)" % answer.version,
-                    fatal=True,
+                    "WELCOME is for another session or protocol version (%d)" % answer.version
                 )
             self.mux = self._waiting_mux
             self.mux.session.attach(answer.received, now, checked=self._hello.checked)
@@ -154,5 +153,5 @@ class AgentConnection(Connection):
         hello = handshake.decode_hello(frame)
         # A stream may deliver HELLO twice.
         if any(other != frame for other in self._frames):
-            raise WireError("host sent frames before WELCOME", fatal=True)
+            raise WireError("host sent frames before WELCOME")
         return hello

@@ -53,7 +53,7 @@ def encode_message(message: "Hello | Welcome | Refuse") -> bytes:
 def decode_hello(frame: Frame) -> Hello:
     """For the agent, of the first frame of a link."""
     if frame.type != HELLO:
-        raise WireError("link must begin with HELLO, got frame type %d" % frame.type, fatal=True)
+        raise WireError("link must begin with HELLO, got frame type %d" % frame.type)
     return Hello(**_fields(frame, Hello))
 
 
@@ -63,9 +63,7 @@ def decode_answer(frame: Frame) -> "Welcome | Refuse":
         return Welcome(**_fields(frame, Welcome))
     if frame.type == REFUSE:
         return Refuse(**_fields(frame, Refuse))
-    raise WireError(
-        "answer to HELLO must be WELCOME or REFUSE, got type %d" % frame.type, fatal=True
-    )
+    raise WireError("answer to HELLO must be WELCOME or REFUSE, got type %d" % frame.type)
 
 
 def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
@@ -75,7 +73,7 @@ def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
         values = json.loads(bytes(frame.payload))
         picked = {name: values[name] for name in kind._fields}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WireError("handshake is not readable: %r" % error, fatal=True) from error
+        raise WireError("handshake is not readable: %r" % error) from error
     for name, expected in kind.__annotations__.items():
         value = picked[name]
         if (
@@ -83,5 +81,5 @@ def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
             or (expected is int and value < 0)
             or (expected is str and not value.isprintable())
         ):
-            raise WireError("handshake field %r is invalid" % name, fatal=True)
+            raise WireError("handshake field %r is invalid" % name)
     return picked

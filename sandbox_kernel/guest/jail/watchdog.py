@@ -94,15 +94,13 @@ def _memory_of_folders() -> int:
 
 
 def _unattached_segments() -> int:
-    """System V shared memory that no process has mapped. (A mapped segment counts for the
-    processes that map it.)"""
+    """System V shared memory that no process has mapped. (Mapped, it counts for processes.)"""
     segments = map(str.split, _read("/proc/sysvipc/shm").splitlines()[1:])
     return sum(int(fields[14]) for fields in segments if len(fields) > 14 and fields[6] == "0")
 
 
 def proportional(process: Process) -> tuple[int | None, int]:
-    """The PSS of a process, and how much of it is in-memory files. None if it hides that: it is not
-    dumpable."""
+    """The PSS of a process, None if it is not dumpable, and how much of it is in-memory files."""
     sizes = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
         name, _, value = line.partition(":")
@@ -213,8 +211,7 @@ class Watch:
             if self._may_be_a_fork(excess, hidden):
                 return SHORTEST
             if ending:
-                # Memory that is being freed may be in-memory files, but no mapping of another
-                # process.
+                # What is being freed may be in-memory files, but no other process's mapping.
                 excess -= _memory_of_folders()
             # The largest, as many at once as it takes: while one dies, the others would grow.
             for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):

@@ -97,12 +97,8 @@ def protocol_version(recording: Recording) -> str:
 
 
 def unanswered(recording: Recording, missed: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Cells that ended in the last ``missed`` messages of a recording: (header of the request,
-    content of the reply).
-
-    The reply itself went to a client that was gone. Its content follows from what the kernel
-    published.
-    """
+    """Header of the request and content of the reply, for each cell that ended in the last
+    ``missed`` messages. The reply itself went to a client that was gone."""
     replies: dict[str, dict[str, Any]] = {}
     ended = []
     for number, parts in enumerate(recording.messages, missed - len(recording.messages)):

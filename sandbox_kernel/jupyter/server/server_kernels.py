@@ -54,9 +54,8 @@ class ServerKernels:
         try:
             await self._write(saved)
         except OSError as error:  # a full disk is no reason to refuse a kernel that runs
-            self.log.warning(
-                "Kernel %s goes on, but the next server will not find it: %s", kernel_id, error
-            )
+            text = "Kernel %s goes on, but the next server will not find it: %s"
+            self.log.warning(text, kernel_id, error)
         if kernel_id not in self.outputs:
             self.outputs[kernel_id] = KernelOutput(self, kernel_id)
         return self.outputs[kernel_id]
@@ -126,7 +125,5 @@ class ServerKernels:
                 try:
                     await self._write(saved)
                 except OSError as error:
-                    self.log.warning(
-                        "The next server will not find the session of kernel %s: %s",
-                        *(kernel_id, error),
-                    )
+                    text = "The next server will not find the session of kernel %s: %s"
+                    self.log.warning(text, kernel_id, error)
