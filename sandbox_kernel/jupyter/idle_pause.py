@@ -1,8 +1,7 @@
 """Pauses the sandbox of a kernel that has nothing to do.
 
-Only Jupyter's messages say whether a kernel is busy, and the tunnel does not read them. So this
-is a client of the kernel's iopub channel, which subscribes to its status messages only. A kernel
-that sends none never counts as idle.
+Only Jupyter's messages say whether a kernel is busy, and the tunnel does not read them. So this is
+a client that subscribes to the kernel's status messages. Without any, a kernel is never idle.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Activity:
         return self._heard and not self._busy
 
     def hear(self, frames: list[bytes], now: float) -> None:
-        """One message; anything but a status is passed over. The kernel may be hostile: it can
-        keep itself from being paused, and nothing else."""
+        """Take one message. A hostile kernel can only keep itself from being paused."""
         envelope = open_envelope(frames)
         if envelope is None or envelope.kind != "status":
             return

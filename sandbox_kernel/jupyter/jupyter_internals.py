@@ -154,8 +154,7 @@ class ServerInternals:
         self._manager.initialize_culler()
 
     def hear_kernel(self, manager: Any, hear: Callable[[list[bytes]], None]) -> bool:
-        """Call ``hear`` with each iopub message that the server gets from a kernel whose activity
-        it watches. False if that is not possible."""
+        """Call ``hear`` with each iopub message that the server gets. False if it cannot be."""
         stream = getattr(manager, "_activity_stream", None)
         usual = getattr(stream, "_recv_callback", None)
         if stream is None or not callable(usual):
@@ -185,8 +184,7 @@ def _fits(found: Any, arguments: int | None) -> bool:
 
 
 def set_protocol_version(manager: Any, protocol: str) -> None:
-    """Tell connections which protocol version a kernel speaks: a busy kernel does not answer the
-    request that they would make for this."""
+    """Tell connections a kernel's protocol version: a busy kernel does not answer requests."""
     known: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
     known.set_result({"protocol_version": protocol} if protocol else {})
     manager._kernel_info_future = known

@@ -63,8 +63,7 @@ async def create_kernel(
 
 
 async def _paused_earlier(client: SandboxClient, name: str, log: Log) -> SandboxedKernel | None:
-    """The sandbox that an earlier kernel of this name left, with its files; None if there is none.
-    Its kernel is killed if it still runs."""
+    """The sandbox that an earlier kernel of this name left, if any; its kernel is killed."""
     try:
         handle = await client.get(name)
         user = user_of(Records().load(handle.backend, handle.name))

@@ -227,7 +227,7 @@ async def last_save(
     for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
     """
     handle, failure, log = kernel.handle, kernel.tunnel.failure, kernel.log
-    what = f"Workspace {workspace.name} of sandbox {handle.name}"
+    where = f"Workspace {workspace.name} of sandbox {handle.name}"
     limit, progress = limit or LAST_SAVE_TIMEOUT, SaveProgress()
     if failure is None:
         silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
@@ -237,12 +237,10 @@ async def last_save(
     try:
         report = await while_progressing(saving, progress, workspace, handle, log, limit)
     except (SandboxError, OSError) as error:
-        log.error(
-            "Workspace %s of sandbox %s was not saved: %s", workspace.name, handle.name, error
-        )
+        log.error("%s was not saved: %s", where, error)
         return str(error)
     except Exception as error:  # whatever it is, the only copy must be kept
-        log.exception("%s was not saved", what)
+        log.exception("%s was not saved", where)
         return f"{type(error).__name__}: {error}"
     workspace = replace(workspace, name=report.save.workspace)
     try:
@@ -250,7 +248,7 @@ async def last_save(
             await asyncio.to_thread(_mirror, workspace, log)
     except TimeoutError:
         folder, limit = workspace.folder, LAST_SAVE_TIMEOUT
-        log.error("%s is saved, but was not written to %s within %g s", what, folder, limit)
+        log.error("%s is saved, but was not written to %s within %g s", where, folder, limit)
     return ""
 
 

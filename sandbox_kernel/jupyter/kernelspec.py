@@ -174,8 +174,7 @@ def _manager() -> KernelSpecManager:
 
 
 def _resources() -> Path:
-    """The template kernelspec with its logos: package data in an installed wheel, the folder
-    ``kernelspecs/sandbox`` in a checkout."""
+    """The template kernelspec with its logos: package data, or a folder of the checkout."""
     packaged = Path(__file__).parent / "resources"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "kernelspecs" / "sandbox"
 

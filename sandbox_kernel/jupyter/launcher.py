@@ -4,9 +4,8 @@ Such a client writes a connection file, runs a kernelspec's ``argv`` and knows i
 that process. So this one listens exactly where the file says, passes signals on to the kernel in
 the sandbox, ends when the kernel or its own parent ends, and removes the sandbox then.
 
-A client kills its kernel's process (SIGKILL) if it takes too long, or is killed itself with all its
-children. The launcher cannot clean up then. Its guardian, a process that it forks before it has
-threads, waits for its end and does.
+A client may kill its kernel's process (SIGKILL), or be killed with all its children. For this case
+the launcher forks a guardian, before it has threads, which waits for its end and cleans up.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ async def _announce(unsaved: Unsaved, log: Log) -> None:
 
 
 async def _keep(kernel: SandboxedKernel, unsaved: Unsaved) -> Unsaved | None:
-    """Keep the sandbox with its files and a note, without its kernel. The note; None if there is
+    """Keep the sandbox with its files, without its kernel. The note about it; None if there is
     nothing to keep. On the background loop."""
     name, log, place = kernel.handle.name, kernel.log, ""
     try:
@@ -148,9 +148,8 @@ def advice(unsaved: Unsaved) -> str:
 
 
 async def save_first(workspace: KernelWorkspace, log: Log) -> None:
-    """Before a workspace is brought into a new sandbox: save its unsaved files in others, so that
-    nobody goes on with older files unknowingly. WorkspaceError if that fails; files on another host
-    only give a warning. On the background loop."""
+    """Before a workspace is brought into a new sandbox: save its unsaved files in others.
+    WorkspaceError if that fails; files on another host only give a warning."""
     for unsaved in await asyncio.to_thread(notes.unsaved_of, backend_names(), workspace.name):
         if unsaved.name != workspace.name:
             continue  # a sandbox with the workspace's name
@@ -220,8 +219,7 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
 
 
 async def _when_given_up(unsaved: Unsaved) -> Unsaved | None:
-    """Wait for the last save of another process: the note afterwards; None if all is saved.
-    WorkspaceError if it takes too long."""
+    """The note after another process's last save; None if all is saved. WorkspaceError if late."""
     deadline = time.monotonic() + kernel_workspace.LAST_SAVE_TIMEOUT
     now: Unsaved | None = unsaved
     while now is not None and now.process and not now.elsewhere:

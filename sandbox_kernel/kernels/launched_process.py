@@ -31,9 +31,8 @@ _RECORDING_TIMEOUT = 60.0
 class KernelProcess:
     """The kernel that runs in a sandbox (or does not, yet).
 
-    ``exit_code`` is None while the kernel runs; afterwards ``death`` says in words why it ended,
-    and ``unasked`` whether nobody had asked it to. ``on_exit`` is called, on the background loop,
-    when the kernel or its sandbox ends.
+    ``exit_code`` is None while the kernel runs; afterwards ``death`` says why it ended, and
+    ``unasked`` whether nobody had asked it to. ``on_exit`` is called on the background loop.
     """
 
     def __init__(self, client: SandboxClient, handle: SandboxHandle, log: Log) -> None:

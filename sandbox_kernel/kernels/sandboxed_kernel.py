@@ -43,8 +43,7 @@ class SandboxedKernel(KernelProcess):
         """``pause`` calls it first, while the sandbox still runs, to save the files; the answer is
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
-        """Ends this kernel when the process exits: it saves the files first, and gives that up
-        after this many seconds without progress."""
+        """Saves and ends the kernel when the process exits; its limit without progress is given."""
         self._endpoint_folder: str | None = None
         self._companion = OwnedTasks()
         self._short_lease = False
@@ -338,8 +337,7 @@ class SandboxedKernel(KernelProcess):
 
     @property
     def at_rest(self) -> bool:
-        """Paused by this process, with its files saved: there is nothing to save. If somebody
-        else has paused it, there may be."""
+        """Paused by this process, with its files saved, so there is nothing to save."""
         return self._saved and self.tunnel.slept
 
     def resume(self) -> None:
@@ -375,8 +373,7 @@ class SandboxedKernel(KernelProcess):
         await self._let_go()
 
     async def remove(self) -> None:
-        """End the sandbox and delete it with everything that it holds, unless another process has
-        taken it over meanwhile. Idempotent."""
+        """End and delete the sandbox, unless another process has taken it over. Idempotent."""
         self._expected = True
         if self.taken_over:
             return await self.detach()

@@ -22,8 +22,7 @@ from sandbox_kernel.wire.peer import Peer
 log = logging.getLogger("sandbox_kernel.tunnel")
 
 SPARE, SPARE_A_SECOND = 4096, 10.0
-"""Unrequested messages (events, answers to calls that were given up): how many an agent may send at
-once, and how many more with each second."""
+"""Unrequested messages (events, late answers) that an agent may send at once, and each second."""
 _ERRORS = {"launch": errors.KernelLaunchFailed, "missing": errors.KernelProgramMissing}
 
 

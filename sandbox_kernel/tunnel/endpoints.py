@@ -39,6 +39,7 @@ class Endpoint:
     def __init__(
         self,
         peer: Peer,
+        sandbox: str,
         address: Address,
         target: str,
         priority: int,
@@ -46,6 +47,7 @@ class Endpoint:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
+        self._sandbox = sandbox
         self._priority = priority
         self._on_input = on_input
         self.target = target
@@ -107,7 +109,8 @@ class Endpoint:
             return
         except OSError as error:
             # No descriptor or memory is left, and trying again at once would not help.
-            log.warning("A client of %s (%s) must wait: %s", self.address, self.target, error)
+            who = f"A client of sandbox {self._sandbox} ({self.target})"
+            log.warning("%s must wait at %s: %s", who, self.address, error)
             return self._pause()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

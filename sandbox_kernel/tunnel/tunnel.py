@@ -126,8 +126,8 @@ class Tunnel:
             if endpoint.address == address:
                 return endpoint.renew()
         inputs = {_HEARTBEATS: None, _REQUESTS: self._request}
-        on_input = inputs.get(target, self._input)
-        self._endpoints.append(Endpoint(self._peer, address, target, priority, on_input))
+        own = (self._peer, self._handle.name, address, target, priority)
+        self._endpoints.append(Endpoint(*own, inputs.get(target, self._input)))
 
     def want(self) -> None:
         """Resume the sandbox if it is paused."""

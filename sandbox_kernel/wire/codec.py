@@ -3,8 +3,7 @@
 ``raw`` is for byte-exact streams. ``base64`` is for text streams (most hosted SDKs decode stdout as
 UTF-8 and would damage raw bytes): lines of base64, each at most MAX_LINE long.
 
-From the sandbox, the session starts after the PREAMBLE line. The host skips what comes before it: a
-login shell's greeting, a provider's banner.
+From the sandbox, the session starts after the PREAMBLE line. The host skips greetings before it.
 """
 
 import binascii
@@ -74,9 +73,7 @@ class Base64Codec:
         self._keep(rest)
         try:
             # A lost or added character shows here or, at the latest, in a frame's checksum.
-            return b"".join(
-                [binascii.a2b_base64(_padded(line)) for line in map(bytes.strip, lines) if line]
-            )
+            return b"".join(binascii.a2b_base64(_padded(line)) for line in lines)
         except binascii.Error as error:
             raise WireError("line is not base64: %s" % error, fatal=False) from error
 
@@ -89,6 +86,7 @@ class Base64Codec:
 
 
 def _padded(line: bytes) -> bytes:
+    line = line.strip()
     if len(line) % 4:
         raise binascii.Error("length %d" % len(line))
     return line

@@ -152,8 +152,7 @@ class Stream:
         self._granted += due
 
     def _peer_blocked(self) -> None:
-        """The peer had more data than credit: unless the reader is behind, the window is too small
-        for the length of the link."""
+        """The peer had more data than credit: unless the reader is behind, widen the window."""
         widest = min(self.widest, WIDEST_WINDOW)
         if self._unread <= 0 and self._window < widest and not self._fin_received:
             self.widen(min(2 * self._window, widest))
@@ -304,9 +303,8 @@ class Mux:
 
     def _credited(self, stream: Stream, payload: Buffer) -> None:
         if len(payload) != _CREDIT.size:
-            raise WireError(
-                "CREDIT payload must be %d bytes, got %d" % (_CREDIT.size, len(payload))
-            )
+            sizes = (_CREDIT.size, len(payload))
+            raise WireError("CREDIT payload must be %d bytes, got %d" % sizes)
         credit = _CREDIT.unpack(payload)[0]
         if credit < SMALL_CREDIT:
             self.session.wasted()

@@ -7,9 +7,8 @@ request is a line of JSON, and has a connection of its own:
     {"kind": "spawn", "argv": [...], "env": {...}, "cwd": "/workspace", "main": false}
     {"kind": "stop"}
 
-The answer is ``{"pid": n}`` or ``{"error": name, "message": text}``, and when the command has
-ended ``{"exit": code}``. The host may send ``{"signal": n}``; when it hangs up, the command's
-process group is ended.
+The answer is ``{"pid": n}`` or ``{"error": name, "message": text}``, and later ``{"exit": code}``.
+The host may send ``{"signal": n}``; when it hangs up, the command's process group is ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Limits that process 1 of the jail watches, because the host's Linux does not enforce them.
 
-Memory and process count are watched where the host has no cgroup for the jail; the size of the
-workspace and home folders is always watched. A watch sees an excess after the fact, so it checks
-more often the closer a limit is.
+Memory and process count are watched where the host has no cgroup for the jail, the size of the
+folders always. A watch sees an excess after the fact, so it checks more often near a limit.
 """
 
 from __future__ import annotations
@@ -144,8 +143,7 @@ def _mib(size: int) -> str:
 class Watch:
     """Checks the limits, kills the processes that exceed them, and reports each kill.
 
-    ``report`` gets a dictionary for each kill (kind, pid, name, used, limit, text); processes for
-    which ``is_main`` is true are killed last.
+    ``report`` gets a dictionary for each kill; processes with ``is_main`` are killed last.
     """
 
     def __init__(

@@ -57,8 +57,7 @@ class KernelOutput:
         return await run(kernel.recorded(self._kernels.record_limit, since))
 
     async def missed(self) -> tuple[Recording, list[list[bytes]], bool]:
-        """The whole recording, the part of it that no client has received, and whether earlier
-        messages may have been dropped to make room."""
+        """The recording, the part that no client has received, and whether older output is lost."""
         recording = await self.recorded()
         return await asyncio.to_thread(self._cut, recording)
 

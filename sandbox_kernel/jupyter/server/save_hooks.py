@@ -183,7 +183,8 @@ class Saver:
             try:
                 id_, changes = await asyncio.to_thread(_copy_for, workspace.name, notebook)
             except (SandboxError, OSError) as error:
-                self._log.error("The workspace of %s was not updated: %s", notebook, error)
+                what = f"the workspace of {notebook}"
+                self._log.error("Kernel %s: %s was not updated: %s", kernel_id, what, error)
                 return
             self._warn(changes)
             provisioner.saved_workspace = replace(workspace, id=id_)
@@ -228,11 +229,8 @@ class Saver:
 
 
 def _event(kernel_id: str, workspace: KernelWorkspace | Unsaved) -> dict[str, Any]:
-    return {
-        "kernel_id": kernel_id,
-        "workspace": workspace.name,
-        "notebook": workspace.notebook,
-    }
+    named = {"workspace": workspace.name, "notebook": workspace.notebook}
+    return {"kernel_id": kernel_id, **named}
 
 
 def _note(workspace: KernelWorkspace) -> None:
@@ -243,8 +241,7 @@ def _note(workspace: KernelWorkspace) -> None:
 
 
 def _copy_for(name: str, notebook: str) -> tuple[str, list[str]]:
-    """Copy the latest save of a workspace to a notebook's own, unless that has saves. Its id, and
-    messages about what changed."""
+    """Copy a workspace's latest save to a notebook's own, if that has none. Its id, and changes."""
     store = open_store()
     new = name_for_notebook(notebook)
     id_, changes = notebook_identity.claim(store, new, notebook)

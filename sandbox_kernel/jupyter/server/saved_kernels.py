@@ -4,9 +4,8 @@ All of it is in ``<data dir>/servers``, which only this user can read. Each kern
 ``<name>.json`` says where the kernel is and how to talk to it (with the key that signs its
 messages, which the host chose), ``<name>.seen`` marks the last message that a client received.
 
-Each server holds a lock on its own file as long as its process lives. Kernels name the server that
-they belong to. A process that gets another server's lock knows that this server is dead, and may
-take its kernels; nobody else can meanwhile.
+Each server holds a lock on its own file as long as its process lives. Kernels name their server. A
+process that gets another server's lock knows that it is dead, and alone may take its kernels.
 """
 
 from __future__ import annotations

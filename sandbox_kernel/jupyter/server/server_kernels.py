@@ -1,5 +1,4 @@
-"""The kernels of a server that run in sandboxes: what is on disk about them for the next server,
-their output, and their notebooks."""
+"""The kernels of a server that run in sandboxes: their files on disk, output, and notebooks."""
 
 from __future__ import annotations
 
