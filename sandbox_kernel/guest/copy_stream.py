@@ -72,8 +72,7 @@ def _framed(header: "Dict[str, Any]") -> bytes:
 
 
 def receive(source: BinaryIO, target: str, name: str) -> int:
-    """Write a stream to ``target``, or as ``name`` in it if that is a folder. Returns the number
-    of files."""
+    """Write a stream to ``target``, or as ``name`` in that folder. The number of files."""
     if os.path.isdir(target):
         target = os.path.join(target, name)
     count = 0

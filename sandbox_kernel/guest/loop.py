@@ -96,8 +96,7 @@ class Loop:
         return timer
 
     def watch_children(self, callback: Callable[[], object]) -> None:
-        """Call back when a child may have changed its state, and after any other signal that has
-        a Python handler."""
+        """Call back when a child may have changed its state, and after other handled signals."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def woken() -> None:

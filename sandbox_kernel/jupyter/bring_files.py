@@ -115,23 +115,22 @@ def _update(store: Store, workspace: KernelWorkspace, policy: UploadPolicy, log:
     """Save the changes of the folder in the workspace. A warning about conflicts."""
     from sandbox_kernel.workspace.updates import update_from_folder
 
-    report = update_from_folder(
-        store, workspace.name, workspace.folder, policy, notebook=workspace.notebook
-    )
+    name, folder = workspace.name, workspace.folder
+    report = update_from_folder(store, name, folder, policy, notebook=workspace.notebook)
     log.info(
         "Workspace %s: %d files of %s are new or changed, %d are deleted",
-        *(workspace.name, len(report.taken), workspace.folder, len(report.deleted)),
+        *(name, len(report.taken), folder, len(report.deleted)),
     )
     for problem in report.problems[:_MOST_LISTED]:
-        log.warning("Workspace %s: not uploaded: %s", workspace.name, problem)
+        log.warning("Workspace %s: not uploaded: %s", name, problem)
     if not report.conflicts:
         return []
     more = ", ..." if len(report.conflicts) > _MOST_LISTED else ""
     return [
-        f"{len(report.conflicts)} files have changed in {workspace.folder} and in workspace "
-        f"{workspace.name}: {', '.join(map(printable, report.conflicts[:_MOST_LISTED]))}{more}. "
-        f"The kernel has the workspace's versions. To use the folder's, delete it "
-        f"here, shut the kernel down, and start it again."
+        f"{len(report.conflicts)} files have changed in {folder} and in workspace {name}: "
+        f"{', '.join(map(printable, report.conflicts[:_MOST_LISTED]))}{more}. The kernel has the "
+        f"workspace's versions. To use one of the folder's, delete the file here, shut the kernel "
+        f"down, and start it again."
     ]
 
 

@@ -27,8 +27,7 @@ _TESTS = "TEST_"
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks like one of ours and is none: a limit with a
-    misspelled name would otherwise be no limit."""
+    """A sentence for each unknown variable of ours: a misspelled limit would be no limit."""
     known = (*map(str.upper, SETTINGS), *_OTHER_VARIABLES)
     found = []
     for variable in environ:

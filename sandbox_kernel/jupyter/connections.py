@@ -1,5 +1,4 @@
-"""Connection files: where a kernel's clients connect on this machine, and which part of it the
-kernel in the sandbox must know."""
+"""Connection files: where clients connect on this machine, and what the kernel must know of it."""
 
 from __future__ import annotations
 
@@ -19,16 +18,18 @@ import zmq
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter.jupyter_internals import wants_encryption
 from sandbox_kernel.paths import runtime_dir
-from sandbox_kernel.tunnel.endpoints import PRIORITY
+from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
 
 _FOLDERS = "c-"
 _UNUSED_AFTER = 60.0
 _MAX_FILE = 2**20
 
 
-def choose_endpoints(manager: Any) -> str | None:
-    """Give a kernel manager IPC sockets in a folder of our own, whose name this returns; None if
-    the user has named TCP ports."""
+def set_up_manager(manager: Any, encryption: Any) -> str | None:
+    """Give a kernel manager CurveZMQ keys, if its policy asks for them, and IPC sockets. Their
+    folder; None if the user has named TCP ports."""
+    if wants_encryption(manager, encryption) and manager.curve_publickey is None:
+        manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
     ports = [getattr(manager, f"{channel}_port") for channel in PRIORITY]
     if manager.transport != "tcp" or any(ports):
         return None
@@ -36,12 +37,6 @@ def choose_endpoints(manager: Any) -> str | None:
     manager.transport = "ipc"
     manager.ip = os.path.join(folder, "c")
     return folder
-
-
-def choose_keys(manager: Any, encryption: Any) -> None:
-    """Give a kernel manager CurveZMQ keys, if its policy asks for them."""
-    if wants_encryption(manager, encryption) and manager.curve_publickey is None:
-        manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
 
 
 def endpoint_folder() -> str:
@@ -57,10 +52,10 @@ def endpoint_folder() -> str:
     return str(runtime_dir() / f"{_FOLDERS}{secrets.token_hex(6)}")
 
 
-def addresses(connection: Mapping[str, Any]) -> dict[str, str | tuple[str, int]]:
+def addresses(connection: Mapping[str, Any]) -> dict[str, Address]:
     """Channel -> local address, as a connection file gives them."""
     ip = str(connection["ip"])
-    found: dict[str, str | tuple[str, int]] = {}
+    found: dict[str, Address] = {}
     for channel in PRIORITY:
         port = int(connection[f"{channel}_port"])
         found[channel] = (ip, port) if connection["transport"] == "tcp" else f"{ip}-{port}"
@@ -109,7 +104,7 @@ def read_connection_file(path: str) -> dict[str, Any]:
     return connection
 
 
-def check_free(addresses: Mapping[str, str | tuple[str, int]]) -> None:
+def check_free(addresses: Mapping[str, Address]) -> None:
     """SandboxError if another process listens at one of these addresses. To be called before a
     sandbox is made; ``listen`` would take a Unix socket from its owner."""
     for channel, address in addresses.items():
@@ -123,7 +118,7 @@ def check_free(addresses: Mapping[str, str | tuple[str, int]]) -> None:
         )
 
 
-def _trouble_at(address: str | tuple[str, int]) -> str:
+def _trouble_at(address: Address) -> str:
     """Why we cannot listen at an address; empty if nobody is there."""
     with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as probe:
         try:

@@ -41,9 +41,8 @@ def _after_loss(kernel: SandboxedKernel, *, recreate: bool, saved: bool) -> str:
 
 
 def visible_log(log: Any) -> Log:
-    """This log, if it has a handler; else one whose warnings and errors go to stderr. A plain
-    script that uses nbclient has set up no logging, and traitlets keeps even the standard library's
-    last resort from printing."""
+    """This log, if it has a handler; else one whose warnings go to stderr. A plain script that uses
+    nbclient has set up no logging, and traitlets disables the standard library's last resort."""
     logger = log.logger if isinstance(log, logging.LoggerAdapter) else log
     while isinstance(logger, logging.Logger):
         if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):

@@ -1,7 +1,6 @@
 """Envelopes of Jupyter messages: topic, headers and types, without the rest.
 
-The one place that takes messages apart. They come from sandboxes and browsers, so none of them is
-trusted; signatures are for the client to check.
+The one place that takes messages apart. None of them is trusted; clients check signatures.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pauses the sandbox of a kernel that has nothing to do.
 
-Only Jupyter's messages say whether a kernel is busy, and the tunnel does not read them. So this
-is a client of the kernel's iopub channel, which subscribes to its status messages only. A kernel
-that sends none never counts as idle.
+Only Jupyter's messages say whether a kernel is busy, and the tunnel does not read them. So this is
+a client that subscribes to the kernel's status messages. Without any, a kernel is never idle.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Activity:
         return self._heard and not self._busy
 
     def hear(self, frames: list[bytes], now: float) -> None:
-        """One message; anything but a status is passed over. The kernel may be hostile: it can
-        keep itself from being paused, and nothing else."""
+        """Take one message. A hostile kernel can only keep itself from being paused."""
         envelope = open_envelope(frames)
         if envelope is None or envelope.kind != "status":
             return
@@ -64,21 +62,17 @@ class Activity:
 async def set_up_pausing(
     kernel: SandboxedKernel, configuration: KernelConfiguration, connection: Mapping[str, Any]
 ) -> None:
-    """Pause a kernel that has just been launched as its configuration says. On the background
-    loop."""
+    """Let a launched kernel be paused as its configuration says. On the background loop."""
     kernel.pause_on_exit = configuration.pause_on_exit
-    if configuration.idle_pause_seconds:
-        await kernel.run_alongside(
-            pause_when_idle(kernel, connection, configuration.idle_pause_seconds)
-        )
+    if seconds := configuration.idle_pause_seconds:
+        await kernel.run_alongside(pause_when_idle(kernel, connection, seconds))
 
 
 async def pause_when_idle(
     kernel: SandboxedKernel, connection: Mapping[str, Any], seconds: float
 ) -> None:
-    """Pause the kernel's sandbox whenever the kernel has been idle, and no client has sent
-    anything, for this long. The next message of a client resumes it. Runs until it is
-    cancelled."""
+    """Pause the sandbox whenever the kernel has been idle, and no client has sent anything, for
+    this long. The next message of a client resumes it. Runs until it is cancelled."""
     loop = asyncio.get_running_loop()
     activity = Activity(loop.time())
     socket = _listener(connection)

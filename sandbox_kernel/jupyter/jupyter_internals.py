@@ -26,8 +26,7 @@ TESTED = "jupyter_server 2.15 to 2.21 and jupyter_client 8.6 to 8.10"
 
 
 def discard_unsent_requests(manager: Any) -> None:
-    """Let the manager's control socket drop the shutdown_request that a dead kernel did not read:
-    the next kernel would obey it."""
+    """Drop the shutdown_request that a dead kernel did not read; the next one would obey it."""
     control = getattr(manager, "_control_socket", None)
     if control is not None:
         control.linger = 0
@@ -155,8 +154,7 @@ class ServerInternals:
         self._manager.initialize_culler()
 
     def hear_kernel(self, manager: Any, hear: Callable[[list[bytes]], None]) -> bool:
-        """Call ``hear`` with each iopub message that the server gets from a kernel whose activity
-        it watches. False if that is not possible."""
+        """Call ``hear`` with each iopub message that the server gets. False if it cannot be."""
         stream = getattr(manager, "_activity_stream", None)
         usual = getattr(stream, "_recv_callback", None)
         if stream is None or not callable(usual):
@@ -186,8 +184,7 @@ def _fits(found: Any, arguments: int | None) -> bool:
 
 
 def set_protocol_version(manager: Any, protocol: str) -> None:
-    """Tell connections which protocol version a kernel speaks: a busy kernel does not answer the
-    request that they would make for this."""
+    """Tell connections a kernel's protocol version: a busy kernel does not answer requests."""
     known: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
     known.set_result({"protocol_version": protocol} if protocol else {})
     manager._kernel_info_future = known

@@ -19,8 +19,7 @@ _PASSED_ON = ("JPY_SESSION_NAME",)
 
 
 def guest_command(argv: Sequence[str], connection_file: str) -> list[str]:
-    """The command line with a placeholder for the connection file, which has another path in the
-    sandbox."""
+    """The command line with a placeholder for the connection file: its path differs inside."""
     if not connection_file:
         return list(argv)
     paths = {connection_file, os.path.realpath(connection_file), os.path.abspath(connection_file)}
@@ -57,9 +56,8 @@ def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
 def check_out_of_reach(
     configuration: KernelConfiguration, argv: Sequence[str], folder: str
 ) -> None:
-    """SpecError if the host would run the kernel's interpreter, to describe it, from a folder that
-    the sandbox's files are mirrored to. Hidden names are not mirrored, and the interpreter of this
-    process runs anyway."""
+    """SpecError if the kernel's interpreter, which the host runs to describe it, is in a folder
+    that the sandbox's files are mirrored to. Hidden names are not mirrored."""
     if not load_backend(configuration.backend).capabilities.python:
         return
     from sandbox_kernel.workspace.export_guard import hidden_part  # lazy: start-up time

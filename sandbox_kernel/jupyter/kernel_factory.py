@@ -1,4 +1,4 @@
-"""Makes, finds and ends the kernels of this process, for the provisioner and the launcher.
+"""Makes and ends the kernels of this process, for the provisioner and the launcher.
 
 Everything here runs on the background loop.
 """
@@ -63,8 +63,7 @@ async def create_kernel(
 
 
 async def _paused_earlier(client: SandboxClient, name: str, log: Log) -> SandboxedKernel | None:
-    """The sandbox that an earlier kernel of this name left, with its files; None if there is none.
-    Its kernel is killed if it still runs."""
+    """The sandbox that an earlier kernel of this name left, if any; its kernel is killed."""
     try:
         handle = await client.get(name)
         user = user_of(Records().load(handle.backend, handle.name))
@@ -81,14 +80,6 @@ async def _paused_earlier(client: SandboxClient, name: str, log: Log) -> Sandbox
         await kernel.wait()
     log.info("The kernel starts in the existing sandbox %s, with its files.", name)
     return kernel
-
-
-async def attach_kernel(
-    backend: str, name: str, log: Log, *, sandbox_id: str, key: str
-) -> SandboxedKernel:
-    """Take over the kernel in this sandbox; not another one that has its name since."""
-    client = load_backend(backend)
-    return await SandboxedKernel.attach(client, name, log, sandbox_id=sandbox_id, key=key)
 
 
 async def start_again(lost: SandboxedKernel, argv: Sequence[str], *, recreate: bool) -> bool:
@@ -122,10 +113,4 @@ async def start_again(lost: SandboxedKernel, argv: Sequence[str], *, recreate: b
 async def remove_kernel(kernel: SandboxedKernel) -> None:
     """End a kernel with its sandbox, or pause the sandbox (``pause_on_exit``)."""
     await kernel.leave()
-    disown(kernel)
-
-
-async def leave_kernel(kernel: SandboxedKernel) -> None:
-    """Let go of a kernel that has ended; its sandbox stays."""
-    await kernel.release()
     disown(kernel)

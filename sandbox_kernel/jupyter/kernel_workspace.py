@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,13 @@ class KernelWorkspace:
     mirror: bool = False
     mirror_delete: bool = False
     id: str = ""
-    """The store's id of a notebook's own workspace, which survives a rename. Empty if the user
-    chose the name."""
+    """The store's id of a notebook's own workspace, which survives a rename; else empty."""
+    kernel_name: str = ""
+    """Name of the kernelspec, for the workspace's history."""
 
 
 def workspace_of(
-    configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None
+    configuration: KernelConfiguration, env: Mapping[str, str], cwd: str | None, kernel_name: str
 ) -> KernelWorkspace | None:
     """The workspace of a kernel that is to be started; None if it has none."""
     notebook = configuration.notebook or notebook_in(env)
@@ -72,6 +73,7 @@ def workspace_of(
         upload=configuration.upload,
         mirror=configuration.mirror,
         mirror_delete=configuration.mirror_delete,
+        kernel_name=kernel_name,
     )
 
 
@@ -86,19 +88,17 @@ def folder_of(cwd: str | None) -> str:
     return os.path.abspath(cwd or os.getcwd())
 
 
-def from_dict(values: Mapping[str, Any]) -> KernelWorkspace:
-    """The inverse of ``dataclasses.asdict``."""
+def from_dict(values: Mapping[str, Any], kernel_name: str) -> KernelWorkspace:
+    """The inverse of ``dataclasses.asdict``; earlier versions wrote no ``kernel_name``."""
     upload = values["upload"]
-    return KernelWorkspace(
-        **{**values, "upload": upload if isinstance(upload, str) else tuple(upload)}
-    )
+    upload = upload if isinstance(upload, str) else tuple(upload)
+    return KernelWorkspace(**{**values, "upload": upload, "kernel_name": kernel_name})
 
 
 def open_store(url: str = "") -> Store:
     """The store of this process, or another one. Blocks. StoreError."""
-    return _store(
-        url or os.environ.get("SANDBOX_KERNEL_STORE", ""), os.environ.get("SANDBOX_KERNEL_DATA_DIR")
-    )
+    default, data_dir = map(os.environ.get, ("SANDBOX_KERNEL_STORE", "SANDBOX_KERNEL_DATA_DIR"))
+    return _store(url or default or "", data_dir)
 
 
 @functools.lru_cache(maxsize=4)
@@ -109,7 +109,7 @@ def _store(url: str, data_dir: str | None) -> Store:
 
 
 async def save(
-    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, *, wake: bool = True
+    kernel: SandboxedKernel, workspace: KernelWorkspace, *, wake: bool = True
 ) -> SaveReport:
     """Save the files of a kernel now. Resumes a paused sandbox, or raises SandboxPaused without
     ``wake``. The workspace's history records a failure. On any loop."""
@@ -121,7 +121,7 @@ async def save(
         store = await asyncio.to_thread(open_store)
         await asyncio.to_thread(_note_failure, store, workspace, kernel.handle, paused)
         raise paused
-    report = await _persist(kernel, workspace, kernel_name)
+    report = await _persist(kernel, workspace)
     workspace = replace(workspace, name=report.save.workspace)
     return replace(report, also=await asyncio.to_thread(_mirror, workspace, kernel.log))
 
@@ -129,48 +129,45 @@ async def save(
 async def _persist(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace,
-    kernel_name: str,
-    *,
     store: Store | None = None,
     progress: OnProgress | None = None,
     silence: float | None = None,
 ) -> SaveReport:
     from sandbox_kernel.workspace import persist
 
-    target = await aside(open_store) if store is None else store
-
-    def begin(name: str) -> Awaitable[SaveReport]:
-        return persist(
+    if store is None:
+        store = await aside(open_store)
+    try:
+        report = await persist(
             kernel,
-            target,
-            name,
+            store,
+            await _present_name(store, workspace),
             notebook=workspace.notebook,
-            kernel=kernel_name,
+            kernel=workspace.kernel_name,
             progress=progress,
             stalled_after=silence,
         )
-
-    try:
-        return await _settled(begin, target, workspace, kernel.handle.name, kernel.log)
+        return await _settled(report, store, workspace, kernel.handle, kernel.log)
     except SandboxError as error:
-        await aside(_note_failure, target, workspace, kernel.handle, error)
+        await aside(_note_failure, store, workspace, kernel.handle, error)
         raise
 
 
-async def _settled(
-    begin: Callable[[str], Awaitable[SaveReport]],
-    store: Store,
-    workspace: KernelWorkspace,
-    sandbox: str,
-    log: Log,
-) -> SaveReport:
-    """Save under the present name of a workspace, which may have been renamed, even meanwhile."""
+async def _present_name(store: Store, workspace: KernelWorkspace) -> str:
+    """A workspace may have been renamed."""
     from sandbox_kernel.workspace import notebook_identity
 
-    name = await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
-    report = await begin(name)
+    return await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
+
+
+async def _settled(
+    report: SaveReport, store: Store, workspace: KernelWorkspace, handle: SandboxHandle, log: Log
+) -> SaveReport:
+    """The report, with the workspace's name if it was renamed during the save."""
+    from sandbox_kernel.workspace import notebook_identity
+
     settled = await aside(notebook_identity.settle, store, report.save, workspace.id)
-    log.info("%s, from sandbox %s", report, sandbox)
+    log.info("%s, from sandbox %s", report, handle.name)
     return replace(report, save=settled)
 
 
@@ -219,7 +216,6 @@ def _mirror(workspace: KernelWorkspace, log: Log) -> list[str]:
 async def last_save(
     kernel: SandboxedKernel,
     workspace: KernelWorkspace,
-    kernel_name: str,
     *,
     limit: float | None = None,
     store: Store | None = None,
@@ -230,92 +226,91 @@ async def last_save(
     It fails when the sandbox has been silent for ``SILENCE`` seconds, or when there was no progress
     for ``limit`` seconds (``LAST_SAVE_TIMEOUT``).
     """
-    failure, log, limit = kernel.tunnel.failure, kernel.log, limit or LAST_SAVE_TIMEOUT
-
-    def begin(progress: OnProgress) -> Awaitable[SaveReport]:
-        if failure is not None:
-            return save_stopped(
-                kernel.handle, failure, workspace, kernel_name, log, store, progress
-            )
+    handle, failure, log = kernel.handle, kernel.tunnel.failure, kernel.log
+    where = f"Workspace {workspace.name} of sandbox {handle.name}"
+    limit, progress = limit or LAST_SAVE_TIMEOUT, SaveProgress()
+    if failure is None:
         silence = min(limit, RESUMING if kernel.tunnel.paused else SILENCE)
-        return _persist(
-            kernel, workspace, kernel_name, store=store, progress=progress, silence=silence
-        )
-
+        saving = _persist(kernel, workspace, store, progress, silence)
+    else:
+        saving = save_stopped(handle, failure, workspace, log, progress, store)
     try:
-        report = await while_progressing(begin, workspace.name, kernel.handle.name, log, limit)
+        report = await while_progressing(saving, progress, workspace, handle, log, limit)
     except (SandboxError, OSError) as error:
-        log.error("Workspace %s was not saved: %s", workspace.name, error)
+        log.error("%s was not saved: %s", where, error)
         return str(error)
     except Exception as error:  # whatever it is, the only copy must be kept
-        log.error("Workspace %s was not saved: %r", workspace.name, error, exc_info=error)
+        log.exception("%s was not saved", where)
         return f"{type(error).__name__}: {error}"
     workspace = replace(workspace, name=report.save.workspace)
     try:
         async with asyncio.timeout(LAST_SAVE_TIMEOUT):
             await asyncio.to_thread(_mirror, workspace, log)
     except TimeoutError:
-        log.error(
-            "Workspace %s is saved, but was not written to %s within %g s",
-            *(workspace.name, workspace.folder, LAST_SAVE_TIMEOUT),
-        )
+        folder, limit = workspace.folder, LAST_SAVE_TIMEOUT
+        log.error("%s is saved, but was not written to %s within %g s", where, folder, limit)
     return ""
 
 
+class SaveProgress:
+    """How far a save has come; the save calls it."""
+
+    def __init__(self) -> None:
+        self.files = self.scanned = self.sent = 0
+
+    def __call__(self, value: Progress) -> None:
+        if value.phase == "scan":
+            self.files = max(self.files, value.files)
+            self.scanned = max(self.scanned, value.bytes)
+        else:
+            self.sent = max(self.sent, value.bytes)
+
+
 async def while_progressing(
-    begin: Callable[[OnProgress], Awaitable[SaveReport]],
-    workspace: str,
-    sandbox: str,
+    saving: Coroutine[Any, Any, SaveReport],
+    progress: SaveProgress,
+    workspace: KernelWorkspace,
+    handle: SandboxHandle,
     log: Log,
     limit: float | None = None,
 ) -> SaveReport:
     """Run a save for as long as it makes progress. SandboxTimeout if there was none for ``limit``
     seconds (``LAST_SAVE_TIMEOUT``). On any loop."""
     limit = limit or LAST_SAVE_TIMEOUT
-    reached = {"files": 0, "scanned": 0, "sent": 0}
-
-    def progress(value: Progress) -> None:
-        scanned = {"files": value.files, "scanned": value.bytes}
-        found = scanned if value.phase == "scan" else {"sent": value.bytes}
-        reached.update({key: max(reached[key], count) for key, count in found.items()})
-
-    async def started() -> SaveReport:
-        return await begin(progress)
-
-    saving = asyncio.ensure_future(run(started()))
+    task = asyncio.ensure_future(run(saving))
     began = moved = logged = time.monotonic()
-    seen = dict(reached)
+    seen = dict(vars(progress))
     try:
-        while not (await asyncio.wait([saving], timeout=_LOOK))[0]:
+        while not (await asyncio.wait([task], timeout=_LOOK))[0]:
             now = time.monotonic()
-            if reached != seen:
-                seen, moved = dict(reached), now
+            if seen != vars(progress):
+                seen, moved = dict(vars(progress)), now
             if now - moved > limit:
                 raise SandboxTimeout(
-                    f"no progress for {limit:g} s ({seen['files']} files scanned, "
-                    f"{seen['sent'] / 1e6:.1f} MB sent); the store may be slow or not answer."
+                    f"no progress for {limit:g} s ({progress.files} files scanned, "
+                    f"{progress.sent / 1e6:.1f} MB sent); the store may be slow or not answer."
                 )
             if now - logged > _LOG_EVERY:
                 logged = now
                 log.info(
                     "Saving workspace %s of sandbox %s: %d files scanned, %.1f MB sent, %.0f s",
-                    *(workspace, sandbox, seen["files"], seen["sent"] / 1e6, now - began),
+                    *(workspace.name, handle.name),
+                    *(progress.files, progress.sent / 1e6, now - began),
                 )
     except BaseException:
-        saving.cancel()
-        await asyncio.wait([saving], timeout=_LOOK * 10)
+        task.cancel()
+        await asyncio.wait([task], timeout=_LOOK * 10)
         raise
-    return saving.result()
+    return task.result()
 
 
 async def save_stopped(
     handle: SandboxHandle,
     why: SandboxError,
     workspace: KernelWorkspace,
-    kernel_name: str,
     log: Log,
+    progress: OnProgress,
     store: Store | None = None,
-    progress: OnProgress = lambda progress: None,
 ) -> SaveReport:
     """Save the files of an ended sandbox, if this machine has them; else raise ``why`` the sandbox
     cannot be asked. On the background loop."""
@@ -324,25 +319,23 @@ async def save_stopped(
     left = await leftovers(handle)
     if left is None:
         raise why
-    target = await aside(open_store) if store is None else store
+    if store is None:
+        store = await aside(open_store)
     cancelled = threading.Event()
-
-    def begin(name: str) -> Awaitable[SaveReport]:
-        return aside(
+    try:
+        report = await aside(
             save_leftovers,
-            target,
-            name,
+            store,
+            await _present_name(store, workspace),
             left,
             notebook=workspace.notebook,
-            kernel=kernel_name,
+            kernel=workspace.kernel_name,
             backend=handle.backend,
             sandbox=handle.name,
             progress=progress,
             cancelled=cancelled,
         )
-
-    try:
-        return await _settled(begin, target, workspace, handle.name, log)
+        return await _settled(report, store, workspace, handle, log)
     finally:
         cancelled.set()
 

@@ -174,8 +174,7 @@ def _manager() -> KernelSpecManager:
 
 
 def _resources() -> Path:
-    """The template kernelspec with its logos: package data in an installed wheel, the folder
-    ``kernelspecs/sandbox`` in a checkout."""
+    """The template kernelspec with its logos: package data, or a folder of the checkout."""
     packaged = Path(__file__).parent / "resources"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "kernelspecs" / "sandbox"
 
@@ -209,9 +208,8 @@ def _shown_as(
     launcher: bool,
     kernels: Path,
 ) -> str:
-    """The kernel's title in Jupyter: ``wanted``, else one that says in what it differs. People
-    choose by it, so it is unique: a generated title gets the kernel's name, a taken ``wanted`` is
-    refused."""
+    """The kernel's title in Jupyter: ``wanted``, else one that says in what it differs. Titles are
+    unique: a generated one gets the kernel's name, a taken ``wanted`` is refused."""
     places = {**_manager().find_kernel_specs()}
     if kernels.is_dir():
         places |= {path.name: str(path) for path in kernels.iterdir()}
@@ -272,8 +270,7 @@ def _read(name: str, path: Path) -> InstalledKernelspec | None:
             config = provisioner.get("config", {})
         else:
             return None
-        return InstalledKernelspec(
-            name, str(kernel["display_name"]), str(path), dict(config), launcher, outdated
-        )
+        title = str(kernel["display_name"])
+        return InstalledKernelspec(name, title, str(path), dict(config), launcher, outdated)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -4,9 +4,8 @@ Such a client writes a connection file, runs a kernelspec's ``argv`` and knows i
 that process. So this one listens exactly where the file says, passes signals on to the kernel in
 the sandbox, ends when the kernel or its own parent ends, and removes the sandbox then.
 
-A client kills its kernel's process (SIGKILL) if it takes too long, or is killed itself with all its
-children. The launcher cannot clean up then. Its guardian, a process that it forks before it has
-threads, waits for its end and does.
+A client may kill its kernel's process (SIGKILL), or be killed with all its children. For this case
+the launcher forks a guardian, before it has threads, which waits for its end and cleans up.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SpecError
-from sandbox_kernel.jupyter import kernel_factory
-from sandbox_kernel.jupyter.connections import (
-    addresses,
-    check_free,
-    guest_connection,
-    read_connection_file,
-)
+from sandbox_kernel.jupyter import connections, kernel_factory
 from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.kernel_command import guest_environment
 from sandbox_kernel.kernels import SandboxedKernel
@@ -39,8 +32,7 @@ from sandbox_kernel.spec import KernelConfiguration
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 
 DEFAULTS: dict[str, Any] = {"lease_seconds": 60.0}
-"""Nobody re-attaches to a kernel whose launcher has died; if its guardian has died, too, the
-sandbox need not wait for long."""
+"""Nobody re-attaches to a kernel whose launcher and guardian have died, so the lease is short."""
 PARENT_INTERVAL = 1.0
 SHUTDOWN_GRACE = 1.0
 """Seconds for the kernel to end after SIGTERM. Clients kill a launcher that takes long."""
@@ -138,7 +130,7 @@ class Launcher:
                 "SANDBOX_KERNEL_WORKSPACE cannot name a notebook. Use a kernelspec with the "
                 "provisioner (`sandbox-kernel install`)."
             )
-        connection = read_connection_file(self._path)
+        connection = connections.read_connection_file(self._path)
         running = self._tasks.start(self._run_kernel(connection))
         orphaned = self._tasks.start(self._parent.wait())
         try:
@@ -169,8 +161,8 @@ class Launcher:
         return True
 
     async def _run_kernel(self, connection: Mapping[str, Any]) -> int:
-        endpoints = addresses(connection)
-        check_free(endpoints)
+        endpoints = connections.addresses(connection)
+        connections.check_free(endpoints)
         argv = self._argv or default_argv(self._configuration)
         kernel = await kernel_factory.create_kernel(self._configuration, argv, _log)
         stays = self._configuration.pause_on_exit or self._configuration.keep_on_exit
@@ -182,7 +174,7 @@ class Launcher:
                 argv,
                 env=guest_environment(os.environ, (), self._configuration.spec),
                 cwd=kernel.handle.workdir,
-                connection=guest_connection(connection),
+                connection=connections.guest_connection(connection),
                 transport=self._configuration.guest_transport,
                 warm=self._configuration.warm_start,
                 spare=False,  # no second kernel will be started in this sandbox
@@ -211,9 +203,8 @@ class Launcher:
         try:
             await kernel.send_signal(signal.SIGINT)
         except SandboxError as error:
-            _log.warning(
-                "The kernel in sandbox %s could not be interrupted: %s", kernel.handle.name, error
-            )
+            name = kernel.handle.name
+            _log.warning("The kernel in sandbox %s could not be interrupted: %s", name, error)
 
 
 class Parent:

@@ -30,7 +30,8 @@ class ProvisionedKernel(KernelProvisionerBase):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._kernel: SandboxedKernel | None = None
+        self.kernel: SandboxedKernel | None = None
+        """With its sandbox, once there is one. Its coroutines need the background loop."""
         self.saved_workspace: kernel_workspace.KernelWorkspace | None = None
         """Where the kernel's files are saved, once it has been launched; None: nowhere."""
         self._unsaved = ""
@@ -44,18 +45,12 @@ class ProvisionedKernel(KernelProvisionerBase):
     @property
     def sandbox_name(self) -> str | None:
         """Name of the sandbox, once there is one."""
-        return self._kernel.handle.name if self._kernel else None
-
-    @property
-    def kernel(self) -> SandboxedKernel | None:
-        """The kernel with its sandbox, once there is one. Its coroutines are for the background
-        loop."""
-        return self._kernel
+        return self.kernel.handle.name if self.kernel else None
 
     @property
     def death(self) -> str:
         """Why the kernel ended, in words; empty while it runs."""
-        return self._kernel.death if self._kernel else ""
+        return self.kernel.death if self.kernel else ""
 
     @property
     def _kernel_name(self) -> str:
@@ -68,70 +63,61 @@ class ProvisionedKernel(KernelProvisionerBase):
     # --- files
 
     async def save(self, *, wake: bool = True) -> SaveReport:
-        """Save the kernel's files in its workspace now. SandboxPaused if it is paused and is not
-        to be woken for that."""
-        if self._kernel is None or self.saved_workspace is None:
+        """Save the kernel's files in its workspace now. SandboxPaused if that needs a ``wake``."""
+        if self.kernel is None or self.saved_workspace is None:
             raise SandboxError(f"Kernel {self.kernel_id} does not run, or has no workspace.")
-        report = await kernel_workspace.save(
-            self._kernel, self.saved_workspace, self._kernel_name, wake=wake
-        )
+        report = await kernel_workspace.save(self.kernel, self.saved_workspace, wake=wake)
         self._unsaved = ""
         return report
 
     async def save_or_tell(self) -> bool:
-        """Save the kernel's files if it has a workspace, and log a failure. Whether they are saved.
-        On any loop."""
-        if self._kernel is None or self.saved_workspace is None:
+        """Save the kernel's files if it has a workspace, or log why not. Whether they are saved."""
+        if self.kernel is None or self.saved_workspace is None:
             return False
-        self._unsaved = await kernel_workspace.last_save(
-            self._kernel, self.saved_workspace, self._kernel_name
-        )
+        self._unsaved = await kernel_workspace.last_save(self.kernel, self.saved_workspace)
         return not self._unsaved
 
     async def note_files(self, notebook: str) -> None:
-        """Write to the sandbox's record which notebook it belongs to now, if any, and where its
-        files are saved. On any loop."""
-        if self._kernel is not None:
-            handle, facts = self._kernel.handle, {"notebook": notebook} if notebook else {}
-            facts |= teardown.facts_of(handle, self.saved_workspace, self._kernel_name)
+        """Write to the sandbox's record which notebook it has, if any, and where its files go."""
+        if self.kernel is not None:
+            handle, facts = self.kernel.handle, {"notebook": notebook} if notebook else {}
+            facts |= teardown.facts_of(handle, self.saved_workspace)
             if facts:
-                await run(self._kernel.note(**facts))
+                await run(self.kernel.note(**facts))
 
     # --- pausing
 
     @property
     def can_pause(self) -> bool:
-        return self._kernel is not None and self._kernel.client.capabilities.pause
+        return self.kernel is not None and self.kernel.client.capabilities.pause
 
     @property
     def paused(self) -> bool:
-        return self._kernel is not None and self._kernel.tunnel.paused
+        return self.kernel is not None and self.kernel.tunnel.paused
 
     @property
     def at_rest(self) -> bool:
         """Paused by this process, after its files were saved."""
-        return self._kernel is not None and self._kernel.at_rest
+        return self.kernel is not None and self.kernel.at_rest
 
     async def pause(self) -> bool:
-        """Freeze the sandbox with the kernel in it, until ``resume``, or until a client sends
-        something; its files are saved first. False if a client sent something meanwhile: then it
-        goes on. For backends that can."""
-        return self._kernel is not None and await run(self._kernel.pause())
+        """Save the kernel's files, then freeze its sandbox until ``resume``, or until a client
+        sends something. False if one sent something meanwhile. For backends that can."""
+        return self.kernel is not None and await run(self.kernel.pause())
 
     async def resume(self) -> None:
         """Let a kernel that was paused go on. No error if it was not."""
-        if self._kernel is not None:
-            await run(call(self._kernel.resume))
+        if self.kernel is not None:
+            await run(call(self.kernel.resume))
 
     async def detach(self) -> None:
         """Leave sandbox and kernel running for ``load_provisioner_info`` in another process."""
-        kernel, self._kernel = self._kernel, None
+        kernel, self.kernel = self.kernel, None
         self._has_process = self._has_run = False
         if kernel is not None:
             process_exit.disown(kernel)
             await run(kernel.detach())
             workspace, reason = self.saved_workspace, self._unsaved
             if reason and workspace is not None:
-                name = self._kernel_name
-                note = teardown.make_note(kernel.handle, workspace, name, reason, kept=False)
+                note = teardown.make_note(kernel.handle, workspace, reason, kept=False)
                 await run(asyncio.to_thread(unsaved_files.note, note))

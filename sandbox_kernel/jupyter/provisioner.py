@@ -22,33 +22,19 @@ from jupyter_client.connect import KernelConnectionInfo
 from traitlets import Any as AnyTrait
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SpecError
-from sandbox_kernel.jupyter import (
-    bring_files,
-    kernel_factory,
-    kernel_workspace,
-    observers,
-    process_exit,
-    teardown,
-)
+from sandbox_kernel.jupyter import kernel_command, kernel_factory, kernel_workspace, teardown
+from sandbox_kernel.jupyter.bring_files import bring_files
 from sandbox_kernel.jupyter.configuration import read_configuration
-from sandbox_kernel.jupyter.connections import (
-    addresses,
-    choose_endpoints,
-    choose_keys,
-    guest_connection,
-)
+from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
 from sandbox_kernel.jupyter.death_message import obituary
 from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.jupyter_internals import discard_unsent_requests
-from sandbox_kernel.jupyter.kernel_command import (
-    check_out_of_reach,
-    guest_command,
-    guest_environment,
-    with_interpreter,
-)
+from sandbox_kernel.jupyter.observers import observers
+from sandbox_kernel.jupyter.process_exit import exit_on_sigterm, own
 from sandbox_kernel.jupyter.provisioned_kernel import ProvisionedKernel, call
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes import unsaved_files
+from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.spec import SETTINGS, KernelConfiguration
 from sandbox_kernel.suggestions import check_keys
 from sandbox_kernel.tunnel.background import carry_through, run
@@ -73,8 +59,7 @@ class SandboxProvisioner(ProvisionedKernel):
     def __init__(self, **kwargs: Any) -> None:
         own = set(self.class_trait_names()) - set(_SETTINGS)
         base = {key: kwargs.pop(key) for key in list(kwargs) if key in own | {"parent", "config"}}
-        # The rest is the kernelspec's config: weaker than traitlets configuration, which arguments
-        # of a Configurable would override.
+        # The rest is the kernelspec's config. As arguments they would override traitlets' config.
         self._kernelspec_config = kwargs
         check_keys(kwargs, _SETTINGS, f"The kernelspec of kernel {base.get('kernel_id', '')}")
         super().__init__(**base)
@@ -99,10 +84,10 @@ class SandboxProvisioner(ProvisionedKernel):
     @property
     def obituary(self) -> str:
         """Why the kernel died and what happens next, for its user; empty if it did not die."""
-        if self._kernel is None:
+        if self.kernel is None:
             return ""
         recreate, saved = self.configuration().recreate, self.saved_workspace is not None
-        return obituary(self._kernel, recreate=recreate, saved=saved)
+        return obituary(self.kernel, recreate=recreate, saved=saved)
 
     # --- the process, after subprocess.Popen
 
@@ -113,12 +98,12 @@ class SandboxProvisioner(ProvisionedKernel):
     @property
     def pid(self) -> int | None:
         """Pid of the kernel inside the sandbox."""
-        return self._kernel.pid if self._kernel else None
+        return self.kernel.pid if self.kernel else None
 
     async def poll(self) -> int | None:
-        """While the kernel is being ended, this waits for its exit for a moment: a manager that is
-        told that the kernel still runs looks again only after 0.1 s."""
-        kernel = self._kernel
+        """While the kernel is being ended, this waits for its exit for a moment: a manager that
+        finds the kernel running looks again only after 0.1 s."""
+        kernel = self.kernel
         if kernel is None or not self._has_process:
             return 0
         if kernel.exit_code is None and self._ending:
@@ -126,20 +111,20 @@ class SandboxProvisioner(ProvisionedKernel):
         return kernel.exit_code
 
     async def wait(self) -> int | None:
-        if self._kernel is None or not self._has_process:
+        if self.kernel is None or not self._has_process:
             return 0
-        code = await run(self._kernel.wait())
+        code = await run(self.kernel.wait())
         self._has_process = False
         return code
 
     async def send_signal(self, signum: int) -> None:
-        if self._kernel is not None:
-            await run(self._kernel.send_signal(signum))
+        if self.kernel is not None:
+            await run(self.kernel.send_signal(signum))
 
     async def kill(self, restart: bool = False) -> None:
-        if self._kernel is not None and self._kernel.tunnel.paused and not restart:
+        if self.kernel is not None and self.kernel.tunnel.paused and not restart:
             # To end, it need not be resumed, which costs money.
-            return await run(call(self._kernel.give_up))
+            return await run(call(self.kernel.give_up))
         await self._end_process(signal.SIGKILL)
 
     async def terminate(self, restart: bool = False) -> None:
@@ -148,7 +133,7 @@ class SandboxProvisioner(ProvisionedKernel):
     async def _end_process(self, signum: int) -> None:
         """Signal the kernel; if its agent does not do that in time, end it from outside. Never
         raises: an error would end the manager's shutdown, but not the kernel."""
-        kernel = self._kernel
+        kernel = self.kernel
         if kernel is None:
             return
         self._ending = True
@@ -163,11 +148,11 @@ class SandboxProvisioner(ProvisionedKernel):
             await run(kernel.end_by_force())
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        if self._kernel is None:
+        if self.kernel is None:
             return
         self._ending = True
-        self._kernel.expect_exit()
-        if self._kernel.exit_code is not None:
+        self.kernel.expect_exit()
+        if self.kernel.exit_code is not None:
             discard_unsent_requests(self.parent)
 
     # --- starting
@@ -176,12 +161,11 @@ class SandboxProvisioner(ProvisionedKernel):
         extra_arguments = kwargs.pop("extra_arguments", [])
         encryption = kwargs.pop("transport_encryption", None)
         manager = self.parent
-        process_exit.exit_on_sigterm()
+        exit_on_sigterm()
         if manager is None:
             command = [*self.kernel_spec.argv, *extra_arguments]
         else:
-            self._folder = choose_endpoints(manager) or self._folder
-            choose_keys(manager, encryption)
+            self._folder = set_up_manager(manager, encryption) or self._folder
             session_name = kwargs.get("env", {}).get("JPY_SESSION_NAME", "")
             manager.write_connection_file(jupyter_session=session_name)
             self.connection_info = manager.get_connection_info()
@@ -190,23 +174,21 @@ class SandboxProvisioner(ProvisionedKernel):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         if not self.connection_info:
-            raise SpecError(
-                "SandboxProvisioner needs a KernelManager as its parent, or load_provisioner_info."
-            )
+            raise SpecError("SandboxProvisioner needs a KernelManager, or load_provisioner_info.")
         self._ending = False
         self.cwd = str(kwargs["cwd"]) if kwargs.get("cwd") else None
-        argv = guest_command(cmd, getattr(self.parent, "connection_file", ""))
+        argv = kernel_command.guest_command(cmd, getattr(self.parent, "connection_file", ""))
         try:
             new = await self._launch_or_replace(argv, kwargs.get("env", {}))
         except SandboxError as error:
-            for observer in observers.observers if self._has_run else ():
+            for observer in observers if self._has_run else ():
                 observer.not_restarted(self, error)
             raise
         if new:
             self.log.info("Kernel %s runs in sandbox %s", self.kernel_id, self.sandbox_name)
         self._has_process = self._has_run = True
         try:
-            for observer in observers.observers:
+            for observer in observers:
                 await observer.launched(self)
         except BaseException:
             if new:  # for its manager it was never started, so nobody would end it
@@ -215,19 +197,18 @@ class SandboxProvisioner(ProvisionedKernel):
         return self.connection_info
 
     async def _launch_or_replace(self, argv: list[str], env: dict[str, str]) -> bool:
-        """Launch the kernel in its sandbox, or in one that replaces a lost one. Whether the sandbox
-        is new."""
+        """Launch the kernel in its sandbox, or in a new one if that is lost. Whether it is new."""
         try:
             return await self._launch_once(argv, env)
         except SandboxGone:
-            if self._kernel is None or self._kernel.tunnel.failure is None:
+            if self.kernel is None or self.kernel.tunnel.failure is None:
                 raise
             return await self._launch_once(argv, env)  # its end was noticed only now
 
     async def _launch_once(self, argv: list[str], env: dict[str, str]) -> bool:
-        if self._kernel is not None and self._kernel.tunnel.failure is not None:
-            await self._replace_lost_sandbox(self._kernel, argv)
-        new = self._kernel is None
+        if self.kernel is not None and self.kernel.tunnel.failure is not None:
+            await self._replace_lost_sandbox(self.kernel, argv)
+        new = self.kernel is None
         try:
             await run(self._launch(argv, env, self.configuration()))
         except BaseException:
@@ -240,25 +221,24 @@ class SandboxProvisioner(ProvisionedKernel):
         recreate, reason = self.configuration().recreate, lost.tunnel.failure
         if await run(kernel_factory.start_again(lost, argv, recreate=recreate)):
             return
-        self._kernel = None
+        self.kernel = None
         await run(lost.detach())
         if (workspace := self.saved_workspace) is not None:
-            await run(teardown.note_lost(lost, workspace, self._kernel_name, str(reason)))
+            await run(teardown.note_lost(lost, workspace, str(reason)))
 
     async def _launch(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> None:
-        argv = with_interpreter(argv, configuration.spec)
-        kernel = self._kernel or await self._create(argv, env, configuration)
+        argv = kernel_command.with_interpreter(argv, configuration.spec)
+        kernel = self.kernel or await self._create(argv, env, configuration)
         kernel.on_exit = partial(self._exited, kernel)
         kernel.listen(addresses(self.connection_info), self._folder)
-        for observer in observers.observers:
+        for observer in observers:
             await observer.launching(self, kernel)
+        names = self.kernel_spec.env if self.kernel_spec else ()
         await kernel.launch(
             argv,
-            env=guest_environment(
-                env, self.kernel_spec.env if self.kernel_spec else (), configuration.spec
-            ),
+            env=kernel_command.guest_environment(env, names, configuration.spec),
             cwd=kernel.handle.workdir,
             connection=guest_connection(self.connection_info),
             transport=configuration.guest_transport,
@@ -272,20 +252,19 @@ class SandboxProvisioner(ProvisionedKernel):
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> SandboxedKernel:
         """Make the sandbox, with the files of the kernel's workspace."""
-        workspace = kernel_workspace.workspace_of(configuration, env, self.cwd)
+        name = self._kernel_name
+        workspace = kernel_workspace.workspace_of(configuration, env, self.cwd, name)
         if workspace is not None:
             if workspace.mirror:
-                check_out_of_reach(configuration, argv, workspace.folder)
+                kernel_command.check_out_of_reach(configuration, argv, workspace.folder)
             await teardown.save_first(workspace, self.log)
-        self._kernel = await kernel_factory.create_kernel(configuration, argv, self.log)
-        workspace, notices = await bring_files.bring_files(
-            self._kernel, workspace, configuration, self.cwd
-        )
+        self.kernel = kernel = await kernel_factory.create_kernel(configuration, argv, self.log)
+        workspace, notices = await bring_files(kernel, workspace, configuration, self.cwd)
         self.notices += notices
         # Not earlier: files that could not be brought in must not be saved as the latest.
         self.saved_workspace = workspace
-        self._save_in_time(self._kernel)
-        return self._kernel
+        self._save_in_time(kernel)
+        return kernel
 
     def _save_in_time(self, kernel: SandboxedKernel) -> None:
         """Save the kernel's files before it is paused, and when the process exits."""
@@ -295,8 +274,8 @@ class SandboxProvisioner(ProvisionedKernel):
 
     def _exited(self, kernel: SandboxedKernel) -> None:
         """On the background loop."""
-        if kernel is self._kernel and kernel.unasked:
-            for observer in observers.observers:
+        if kernel is self.kernel and kernel.unasked:
+            for observer in observers:
                 observer.died(self)
 
     def get_stable_start_time(self, recommended: float = 10.0) -> float:
@@ -309,12 +288,12 @@ class SandboxProvisioner(ProvisionedKernel):
     async def cleanup(self, restart: bool = False) -> None:
         if restart:
             return
-        there = self._kernel is not None or self._has_run
+        there = self.kernel is not None or self._has_run
         self._has_run = False
         try:
             await self._end_sandbox()
         finally:
-            for observer in list(observers.observers) if there else ():
+            for observer in list(observers) if there else ():
                 await observer.ended(self)
             if self._folder is not None:
                 self._folder = None
@@ -326,13 +305,13 @@ class SandboxProvisioner(ProvisionedKernel):
     async def _end_sandbox(self) -> None:
         """The kernel may be launched again, in another sandbox."""
         self._has_process = False
-        kernel, self._kernel = self._kernel, None
+        kernel, self.kernel = self.kernel, None
         workspace, self.saved_workspace = self.saved_workspace, None
         if kernel is not None:
             # Also if the caller is cancelled: nobody else would end the sandbox.
             kept = await carry_through(self._end(kernel, workspace))
             if kept is not None:
-                for observer in observers.observers:
+                for observer in observers:
                     await observer.kept(self, kept)
 
     async def _end(
@@ -343,9 +322,9 @@ class SandboxProvisioner(ProvisionedKernel):
         ending = asyncio.current_task()
         assert ending is not None
         kernel.ending = lambda limit: asyncio.wait([ending])  # a process that exits waits for it
-        process_exit.own(kernel)
+        own(kernel)
         try:
-            return await teardown.end(kernel, workspace, self._kernel_name)
+            return await teardown.end(kernel, workspace)
         except (SandboxError, OSError) as error:
             self.log.error("Sandbox %s could not be removed: %s", kernel.handle.name, error)
             return None
@@ -353,15 +332,15 @@ class SandboxProvisioner(ProvisionedKernel):
             kernel.ending = None
 
     async def _at_exit(self, limit: float) -> None:
-        kernel, self._kernel = self._kernel, None
+        kernel, self.kernel = self.kernel, None
         if kernel is not None:
-            await teardown.end(kernel, self.saved_workspace, self._kernel_name, limit)
+            await teardown.end(kernel, self.saved_workspace, limit)
 
     # --- other processes
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Everything that another process needs to go on with this kernel, as JSON types."""
-        if self._kernel is None:
+        if self.kernel is None:
             raise SandboxError(f"Kernel {self.kernel_id} has no sandbox yet; start it first.")
         info = await super().get_provisioner_info()
         key = self.connection_info.get("key")
@@ -371,9 +350,9 @@ class SandboxProvisioner(ProvisionedKernel):
         }
         return {
             **info,
-            "backend": self._kernel.handle.backend,
-            "sandbox": self._kernel.handle.name,
-            "sandbox_id": self._kernel.handle.id,
+            "backend": self.kernel.handle.backend,
+            "sandbox": self.kernel.handle.name,
+            "sandbox_id": self.kernel.handle.id,
             "folder": self._folder,
             "saved_workspace": asdict(self.saved_workspace) if self.saved_workspace else None,
         }
@@ -382,31 +361,28 @@ class SandboxProvisioner(ProvisionedKernel):
         """Take the kernel over: its variables are there, and clients that know its connection
         file find it again. A process that still had it loses it."""
         await super().load_provisioner_info(provisioner_info)
-        if self._kernel is not None:
+        if self.kernel is not None:
             raise SandboxError(f"Kernel {self.kernel_id} runs already in {self.sandbox_name}.")
         self._folder = provisioner_info["folder"]
-        self._kernel = await run(self._attach(provisioner_info))
-        workspace = provisioner_info.get("saved_workspace")
-        self.saved_workspace = kernel_workspace.from_dict(workspace) if workspace else None
-        self._save_in_time(self._kernel)
-        handle = self._kernel.handle
+        self.kernel = await run(self._attach(provisioner_info))
+        found, name = provisioner_info.get("saved_workspace"), self._kernel_name
+        self.saved_workspace = kernel_workspace.from_dict(found, name) if found else None
+        self._save_in_time(self.kernel)
+        handle = self.kernel.handle
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))
         self._has_process = self._has_run = True
 
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:
-        kernel = await kernel_factory.attach_kernel(
-            info["backend"],
-            info["sandbox"],
-            self.log,
+        kernel = await SandboxedKernel.attach(
+            *(load_backend(info["backend"]), info["sandbox"], self.log),
             sandbox_id=str(info.get("sandbox_id", "")),
             key=str(info["connection_info"].get("key", "")),
         )
         kernel.on_exit = partial(self._exited, kernel)
         try:
             if kernel.exit_code is not None:
-                raise SandboxGone(
-                    f"The kernel in sandbox {info['sandbox']!r} has ended: {kernel.death}."
-                )
+                sandbox = kernel.handle.name
+                raise SandboxGone(f"The kernel in sandbox {sandbox!r} has ended: {kernel.death}.")
             kernel.listen(addresses(self.connection_info), self._folder)
             await set_up_pausing(kernel, self.configuration(), self.connection_info)
         except BaseException:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.jupyter import kernel_factory, kernel_workspace
 from sandbox_kernel.jupyter.death_message import visible_log
 from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace
+from sandbox_kernel.jupyter.process_exit import disown
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import unsaved_files as notes
@@ -31,8 +32,7 @@ from sandbox_kernel.sandboxes.unsaved_files import Unsaved
 from sandbox_kernel.tunnel.background import aside, run
 
 if TYPE_CHECKING:  # lazy: start-up time
-    from sandbox_kernel.workspace import SaveReport, Store
-    from sandbox_kernel.workspace.reports import OnProgress
+    from sandbox_kernel.workspace import Store
 
 _PATIENCE = 20.0
 """Seconds for one step of keeping a sandbox."""
@@ -41,10 +41,7 @@ _UNFINISHED = "the process that was to save them has ended."
 
 
 async def end(
-    kernel: SandboxedKernel,
-    workspace: KernelWorkspace | None,
-    kernel_name: str,
-    limit: float | None = None,
+    kernel: SandboxedKernel, workspace: KernelWorkspace | None, limit: float | None = None
 ) -> Unsaved | None:
     """End a kernel with its sandbox, after a last save. If that fails, keep the sandbox and return
     the note about it. ``limit`` as for ``kernel_workspace.last_save``. On any loop."""
@@ -52,9 +49,9 @@ async def end(
     if workspace is not None and not (kernel.taken_over or kernel.at_rest):
         # A sandbox that is paused on exit stays even when its files are saved.
         kept = not kernel.pause_on_exit
-        unsaved = make_note(handle, workspace, kernel_name, _UNFINISHED, kept=kept)
+        unsaved = make_note(handle, workspace, _UNFINISHED, kept=kept)
         await run(_announce(unsaved, log))
-        reason = await kernel_workspace.last_save(kernel, workspace, kernel_name, limit=limit)
+        reason = await kernel_workspace.last_save(kernel, workspace, limit=limit)
         if reason and not kernel.taken_over:
             note = await run(_keep(kernel, replace(unsaved, reason=reason)))
             if note is not None:
@@ -67,31 +64,21 @@ async def end(
 
 
 def make_note(
-    handle: SandboxHandle,
-    workspace: KernelWorkspace,
-    kernel_name: str,
-    reason: str,
-    *,
-    kept: bool = True,
+    handle: SandboxHandle, workspace: KernelWorkspace, reason: str, *, kept: bool = True
 ) -> Unsaved:
     return Unsaved(
-        handle.backend,
-        handle.name,
-        asdict(workspace),
-        reason,
+        *(handle.backend, handle.name, asdict(workspace), reason),
         store=os.environ.get("SANDBOX_KERNEL_STORE", ""),
-        kernel=kernel_name,
+        kernel=workspace.kernel_name,
         kept=kept,
     )
 
 
-async def note_lost(
-    kernel: SandboxedKernel, workspace: KernelWorkspace, kernel_name: str, reason: str
-) -> None:
+async def note_lost(kernel: SandboxedKernel, workspace: KernelWorkspace, reason: str) -> None:
     """Before a kernel goes on in another sandbox: note the files of a lost one, to be saved before
     the new sandbox begins with an older save. On the background loop."""
     if await kernel_workspace.leftovers(kernel.handle) is not None:
-        note = make_note(kernel.handle, workspace, kernel_name, reason, kept=False)
+        note = make_note(kernel.handle, workspace, reason, kept=False)
         await asyncio.to_thread(notes.note, note)
 
 
@@ -106,7 +93,7 @@ async def _announce(unsaved: Unsaved, log: Log) -> None:
 
 
 async def _keep(kernel: SandboxedKernel, unsaved: Unsaved) -> Unsaved | None:
-    """Keep the sandbox with its files and a note, without its kernel. The note; None if there is
+    """Keep the sandbox with its files, without its kernel. The note about it; None if there is
     nothing to keep. On the background loop."""
     name, log, place = kernel.handle.name, kernel.log, ""
     try:
@@ -130,7 +117,8 @@ async def _keep(kernel: SandboxedKernel, unsaved: Unsaved) -> Unsaved | None:
                 await kernel.send_signal(signal.SIGKILL)
     except (SandboxError, OSError, TimeoutError) as error:
         log.warning("The kernel in sandbox %s could not be ended: %s", name, error)
-    await kernel_factory.leave_kernel(kernel)
+    await kernel.release()
+    disown(kernel)
     try:
         if kernel.client.capabilities.pause:
             async with asyncio.timeout(_PATIENCE):
@@ -160,9 +148,8 @@ def advice(unsaved: Unsaved) -> str:
 
 
 async def save_first(workspace: KernelWorkspace, log: Log) -> None:
-    """Before a workspace is brought into a new sandbox: save its unsaved files in others, so that
-    nobody goes on with older files unknowingly. WorkspaceError if that fails; files on another host
-    only give a warning. On the background loop."""
+    """Before a workspace is brought into a new sandbox: save its unsaved files in others.
+    WorkspaceError if that fails; files on another host only give a warning."""
     for unsaved in await asyncio.to_thread(notes.unsaved_of, backend_names(), workspace.name):
         if unsaved.name != workspace.name:
             continue  # a sandbox with the workspace's name
@@ -197,13 +184,13 @@ async def _outdated(unsaved: Unsaved) -> bool:
     """Whether another sandbox has saved the workspace since."""
     from sandbox_kernel.workspace import notebook_identity
 
-    workspace = kernel_workspace.from_dict(unsaved.workspace)
+    workspace = kernel_workspace.from_dict(unsaved.workspace, unsaved.kernel)
     store = await aside(kernel_workspace.open_store, unsaved.store)
     name = await aside(notebook_identity.place_of, store, workspace.name, workspace.id)
     latest = await aside(store.latest, name)
-    return (
-        latest is not None and latest.sandbox != unsaved.sandbox and latest.created > unsaved.since
-    )
+    if latest is None or latest.sandbox == unsaved.sandbox:
+        return False
+    return latest.created > unsaved.since
 
 
 async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> None:
@@ -213,23 +200,18 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
     if waiting is None:
         return
     unsaved = waiting
-    workspace = kernel_workspace.from_dict(unsaved.workspace)
+    workspace = kernel_workspace.from_dict(unsaved.workspace, unsaved.kernel)
     client = load_backend(unsaved.backend)
     handle = await client.get(unsaved.sandbox)
     if await kernel_workspace.leftovers(handle) is None:
         async with _attached(unsaved, log) as kernel:
-            save = kernel_workspace.last_save(kernel, workspace, unsaved.kernel, store=store)
-            if reason := await save:
+            if reason := await kernel_workspace.last_save(kernel, workspace, store=store):
                 raise WorkspaceError(reason)
     else:
         gone = SandboxGone(f"Sandbox {unsaved.sandbox!r} has ended, and left no files.")
-
-        def begin(progress: OnProgress) -> Awaitable[SaveReport]:
-            return kernel_workspace.save_stopped(
-                handle, gone, workspace, unsaved.kernel, log, store, progress
-            )
-
-        await kernel_workspace.while_progressing(begin, unsaved.name, unsaved.sandbox, log)
+        progress = kernel_workspace.SaveProgress()
+        saving = kernel_workspace.save_stopped(handle, gone, workspace, log, progress, store)
+        await kernel_workspace.while_progressing(saving, progress, workspace, handle, log)
     over = unsaved.kept or (await handle.info()).status in ("stopped", "gone")
     await asyncio.to_thread(notes.clear, unsaved.backend, unsaved.sandbox, for_good=over)
     if unsaved.kept:
@@ -237,8 +219,7 @@ async def save_again(unsaved: Unsaved, log: Log, store: Store | None = None) -> 
 
 
 async def _when_given_up(unsaved: Unsaved) -> Unsaved | None:
-    """Wait for the last save of another process: the note afterwards; None if all is saved.
-    WorkspaceError if it takes too long."""
+    """The note after another process's last save; None if all is saved. WorkspaceError if late."""
     deadline = time.monotonic() + kernel_workspace.LAST_SAVE_TIMEOUT
     now: Unsaved | None = unsaved
     while now is not None and now.process and not now.elsewhere:
@@ -254,14 +235,11 @@ async def _when_given_up(unsaved: Unsaved) -> Unsaved | None:
     return now
 
 
-def facts_of(
-    handle: SandboxHandle, workspace: KernelWorkspace | None, kernel_name: str
-) -> dict[str, Any]:
-    """For a record's ``kernel``: where the files are saved, for a process that ends the sandbox
-    later (``end_left``)."""
+def facts_of(handle: SandboxHandle, workspace: KernelWorkspace | None) -> dict[str, Any]:
+    """For a record's ``kernel``: where the files are saved, for a later ``end_left``."""
     if workspace is None:
         return {}
-    return {notes.IN_USE: asdict(make_note(handle, workspace, kernel_name, ""))}
+    return {notes.IN_USE: asdict(make_note(handle, workspace, ""))}
 
 
 async def end_left(record: Record, log: Log) -> None:

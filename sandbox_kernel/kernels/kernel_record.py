@@ -40,8 +40,7 @@ class KernelRecord:
         return token
 
     async def claim(self, new_token: str = "") -> None:
-        """This process uses the kernel from now on. With ``new_token`` the agent is a new one, and
-        everything else about its kernel is forgotten."""
+        """This process uses the kernel from now on. ``new_token``: the agent and kernel are new."""
         await asyncio.to_thread(self._claim, new_token)
 
     def _claim(self, new_token: str) -> None:

@@ -31,9 +31,8 @@ _RECORDING_TIMEOUT = 60.0
 class KernelProcess:
     """The kernel that runs in a sandbox (or does not, yet).
 
-    ``exit_code`` is None while the kernel runs; afterwards ``death`` says in words why it ended,
-    and ``unasked`` whether nobody had asked it to. ``on_exit`` is called, on the background loop,
-    when the kernel or its sandbox ends.
+    ``exit_code`` is None while the kernel runs; afterwards ``death`` says why it ended, and
+    ``unasked`` whether nobody had asked it to. ``on_exit`` is called on the background loop.
     """
 
     def __init__(self, client: SandboxClient, handle: SandboxHandle, log: Log) -> None:
@@ -127,9 +126,7 @@ class KernelProcess:
         try:
             await self._record.note(**facts)
         except (SandboxError, OSError) as error:
-            self.log.warning(
-                "The record of sandbox %s could not be updated: %s", self.handle.name, error
-            )
+            self.log.warning("Sandbox %s: its record is not updated: %s", self.handle.name, error)
 
     # --- signals
 
@@ -180,15 +177,12 @@ class KernelProcess:
             async with asyncio.timeout(KILL_TIMEOUT):
                 await self.handle.kill()
         except (SandboxError, OSError) as error:
-            self.log.warning(
-                "Sandbox %s could not be killed (%s); it is removed next.",
-                *(name, error or "timeout"),
-            )
+            why = error or "timeout"
+            self.log.warning("Sandbox %s could not be killed (%s); it is removed next.", name, why)
         self.give_up()
 
     async def _kill_inside(self) -> None:
-        """Kill the kernel by a command in the sandbox, without the agent. The agent may only be
-        stopped; then it continues."""
+        """Kill the kernel by a command in the sandbox. An agent that was only stopped continues."""
         if self.pid is None:
             raise SandboxError(f"The pid of the kernel in {self.handle.name!r} is not known.")
         script = f"kill -CONT -1; kill -KILL -{self.pid:d} {self.pid:d}"
@@ -202,16 +196,14 @@ class KernelProcess:
         return str(await self.tunnel.control.call("logs"))
 
     async def record(self, limit: int) -> None:
-        """Keep up to ``limit`` bytes of what the kernel publishes from now on (0: nothing) in the
-        sandbox, for a host process that could not listen. Restarts of the kernel and changes of
-        the host process do not end it."""
+        """Keep up to ``limit`` bytes of what the kernel, and later ones, publish from now on
+        (0: nothing) in the sandbox, for a host process that could not listen."""
         await self.tunnel.control.call("record", limit=limit)
 
     async def recorded(self, limit: int, since: int = 0) -> Recording:
         """What the sandbox kept, from message number ``since`` on. ``limit`` as for ``record``."""
-        data = await self.tunnel.fetch(
-            f"recorded:{since}", limit + OVERHEAD, timeout=_RECORDING_TIMEOUT
-        )
+        target, most = f"recorded:{since}", limit + OVERHEAD
+        data = await self.tunnel.fetch(target, most, timeout=_RECORDING_TIMEOUT)
         # In a thread: parsing a large recording must not delay the kernels of other sandboxes.
         return await asyncio.to_thread(parse_recording, data, self.handle.name)
 
@@ -263,9 +255,8 @@ class KernelProcess:
                 async with asyncio.timeout(_EXPLAIN_TIMEOUT):
                     info = await self.handle.info()
                 self.death = cause_of_death(code, self.pid, info, self._before)
-                output = await self.tunnel.control.call(
-                    "logs", size=_LOG_SIZE, timeout=_EXPLAIN_TIMEOUT
-                )
+                control = self.tunnel.control
+                output = await control.call("logs", size=_LOG_SIZE, timeout=_EXPLAIN_TIMEOUT)
             except (SandboxError, OSError) as error:
                 output = f"(its output could not be read: {error})"
             if self.exit_code is not None or generation != self._generation:

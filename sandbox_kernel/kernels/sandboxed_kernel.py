@@ -21,7 +21,7 @@ from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.unattended import released
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.tunnel.endpoints import PRIORITY
+from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.untrusted_text import printable
@@ -43,8 +43,7 @@ class SandboxedKernel(KernelProcess):
         """``pause`` calls it first, while the sandbox still runs, to save the files; the answer is
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
-        """Ends this kernel when the process exits: it saves the files first, and gives that up
-        after this many seconds without progress."""
+        """Saves and ends the kernel when the process exits; its limit without progress is given."""
         self._endpoint_folder: str | None = None
         self._companion = OwnedTasks()
         self._short_lease = False
@@ -174,8 +173,7 @@ class SandboxedKernel(KernelProcess):
         return kernel
 
     async def _start_agent(self, warm_argv: Sequence[str]) -> None:
-        """In a sandbox that has none. ``warm_argv`` is the command line of a kernel that the agent
-        should keep ready."""
+        """``warm_argv`` is the command line of a kernel that the agent should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
         handle, environment = self.handle, {}
         if handle.python:  # an image, which may lack packages
@@ -266,14 +264,11 @@ class SandboxedKernel(KernelProcess):
 
     # --- clients
 
-    def listen(
-        self, addresses: Mapping[str, str | tuple[str, int]], folder: str | None = None
-    ) -> None:
+    def listen(self, addresses: Mapping[str, Address], folder: str | None = None) -> None:
         """Carry the clients of these addresses (channel -> address) to the kernel's channels.
 
-        ``folder`` is made for them if it is not there, and deleted with the sandbox. Clients that
-        are carried already stay: when a kernel is restarted, they wait for the next one, and their
-        requests must reach it.
+        ``folder`` is made for them if it is not there, and deleted with the sandbox. Connected
+        clients stay: their requests must reach the next kernel after a restart.
         """
         self._endpoint_folder = folder
         if folder is not None:
@@ -287,8 +282,7 @@ class SandboxedKernel(KernelProcess):
         self._tasks.start(self._extend_lease())
 
     async def _extend_lease(self) -> None:
-        """Give the sandbox its whole lease: a client uses the kernel, or another process is to
-        find it."""
+        """Give the sandbox its whole lease: a client, or another process, needs it."""
         if not self._short_lease:
             return
         try:
@@ -313,10 +307,9 @@ class SandboxedKernel(KernelProcess):
     # --- pausing
 
     async def pause(self) -> bool:
-        """Freeze the sandbox, kernel and all. What a client sends next resumes it, and so does
-        ``resume``. False, and nothing is frozen, if a client sent something while the files were
-        saved, or something that the kernel has not received yet. For backends with the capability
-        ``pause``."""
+        """Freeze the sandbox until a client sends something, or ``resume``. False, and nothing is
+        frozen, if a client sent something while the files were saved, or something that the kernel
+        has not received yet. For backends with the capability ``pause``."""
         if self.tunnel.paused:
             return True
         last_input = self.tunnel.last_input
@@ -344,8 +337,7 @@ class SandboxedKernel(KernelProcess):
 
     @property
     def at_rest(self) -> bool:
-        """Paused by this process, with its files saved: there is nothing to save. If somebody
-        else has paused it, there may be."""
+        """Paused by this process, with its files saved, so there is nothing to save."""
         return self._saved and self.tunnel.slept
 
     def resume(self) -> None:
@@ -362,8 +354,7 @@ class SandboxedKernel(KernelProcess):
         await self.tunnel.links_closed()
 
     async def leave(self) -> None:
-        """End the kernel's use by this process as ``pause_on_exit`` says: the sandbox is paused
-        or removed. Idempotent."""
+        """Pause the sandbox, with ``pause_on_exit``, or remove it. Idempotent."""
         if not self.pause_on_exit or self.taken_over:
             return await self.remove()
         self._expected = True
@@ -382,8 +373,7 @@ class SandboxedKernel(KernelProcess):
         await self._let_go()
 
     async def remove(self) -> None:
-        """End the sandbox and delete it with everything that it holds, unless another process has
-        taken it over meanwhile. Idempotent."""
+        """End and delete the sandbox, unless another process has taken it over. Idempotent."""
         self._expected = True
         if self.taken_over:
             return await self.detach()

@@ -79,8 +79,7 @@ async def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As ``run``, for work that must not be left half done: if the caller is cancelled, the
-    coroutine goes on, and logs its failure."""
+    """As ``run``, but if the caller is cancelled, the coroutine goes on, and logs its failure."""
     outcome = submit(coroutine)
     try:
         return await asyncio.shield(asyncio.wrap_future(outcome))
@@ -90,8 +89,7 @@ async def carry_through(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def aside(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a blocking call in a thread of its own, on any loop. Neither a cancelled caller nor the
-    exit of the process waits for it."""
+    """Make a blocking call in a thread, for which neither a cancelled caller nor the exit waits."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     outcome.set_running_or_notify_cancel()
     make = functools.partial(_settle, outcome, functools.partial(call, *args, **kwargs))

@@ -9,12 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_kernel.errors import (
-    KernelLaunchFailed,
-    KernelProgramMissing,
-    SandboxError,
-    SandboxTimeout,
-)
+from sandbox_kernel import errors
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.tunnel.clock import since_boot
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.wire import WireError
@@ -26,12 +22,8 @@ from sandbox_kernel.wire.peer import Peer
 log = logging.getLogger("sandbox_kernel.tunnel")
 
 SPARE, SPARE_A_SECOND = 4096, 10.0
-"""Unrequested messages (events, answers to calls that were given up): how many an agent may send at
-once, and how many more with each second."""
-_ERRORS: dict[str, type[SandboxError]] = {
-    "launch": KernelLaunchFailed,
-    "missing": KernelProgramMissing,
-}
+"""Unrequested messages (events, late answers) that an agent may send at once, and each second."""
+_ERRORS = {"launch": errors.KernelLaunchFailed, "missing": errors.KernelProgramMissing}
 
 
 class ControlClient:
@@ -52,8 +44,7 @@ class ControlClient:
         self._stream.owner = self
 
     async def call(self, name: str, *, timeout: float = 30.0, **args: Any) -> Any:
-        """Call the agent. After a SandboxTimeout the call may still be carried out, when the link
-        is back."""
+        """Call the agent. After a SandboxTimeout it may still happen, when the link is back."""
         if self._failure is not None:
             raise self._failure
         id_ = next(self._ids)
@@ -65,7 +56,7 @@ class ControlClient:
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
-            raise SandboxTimeout(
+            raise errors.SandboxTimeout(
                 f"The agent in sandbox {self._sandbox!r} did not answer {name!r} within "
                 f"{timeout:g} s. `sandbox-kernel logs {self._sandbox}` may say why."
             ) from None
@@ -86,7 +77,7 @@ class ControlClient:
                 self._message(json.loads(line), events)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = f"control message is not readable ({type(error).__name__})"
-            raise WireError(why, fatal=True) from error
+            raise WireError(why) from error
         self._stream.consumed(len(payload))
         for event in events:
             try:
@@ -112,10 +103,8 @@ class ControlClient:
         if error is None:
             future.set_result(message["result"])
         else:
-            kind = _ERRORS.get(error["kind"], SandboxError)
-            future.set_exception(
-                kind(f"In sandbox {self._sandbox!r}: {printable(str(error['message'])[:2000])}")
-            )
+            kind, text = _ERRORS.get(error["kind"], SandboxError), str(error["message"])[:2000]
+            future.set_exception(kind(f"In sandbox {self._sandbox!r}: {printable(text)}"))
 
     def _unasked(self) -> None:
         now = since_boot()
@@ -123,14 +112,14 @@ class ControlClient:
         self._spare = min(SPARE, self._spare + passed) - 1
         self._counted_at = now
         if self._spare < 0:
-            raise WireError("too many control messages that nobody asked for", fatal=True)
+            raise WireError("too many control messages that nobody asked for")
 
     def on_finished(self) -> None:
         self.on_reset("closed by the agent")
 
     def on_reset(self, reason: str) -> None:
         # Without it the kernel could not even be killed, so the session ends, too.
-        raise WireError(f"the control stream has ended: {reason[:200]!r}", fatal=True)
+        raise WireError(f"the control stream has ended: {reason[:200]!r}")
 
     def on_room(self) -> None:
         """Nothing waits for room: calls are few and small."""

@@ -12,8 +12,7 @@ from sandbox_kernel.wire.peer import Peer
 
 
 class Download:
-    """Handles one stream. ``done`` gets the bytes, or an error: also if there are more than
-    ``limit``."""
+    """Handles one stream. ``done`` gets the bytes, or an error, also beyond ``limit`` bytes."""
 
     def __init__(self, peer: Peer, stream: Stream, sandbox: str, limit: int) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -30,18 +29,13 @@ class Download:
 
     def on_data(self, payload: Buffer) -> None:
         self._stream.consumed(len(payload))
-        if self.done.done():
-            return
-        if len(self._data) + len(payload) > self._limit:
+        self._data += payload
+        if len(self._data) > self._limit:
+            self._data.clear()
             self._stream.reset("too much")
             self._peer.flush_soon()
-            self.fail(
-                ProtocolError(
-                    f"The agent in sandbox {self._sandbox!r} sent more than {self._limit} bytes."
-                )
-            )
-            return
-        self._data += payload
+            who = f"The agent in sandbox {self._sandbox!r}"
+            self.fail(ProtocolError(f"{who} sent more than {self._limit} bytes."))
 
     def on_finished(self) -> None:
         self._stream.finish()
@@ -50,12 +44,8 @@ class Download:
             self.done.set_result(bytes(self._data))
 
     def on_reset(self, reason: str) -> None:
-        self.fail(
-            SandboxError(
-                f"The agent in sandbox {self._sandbox!r} closed the stream: "
-                f"{printable(reason[:200])}."
-            )
-        )
+        who = f"The agent in sandbox {self._sandbox!r}"
+        self.fail(SandboxError(f"{who} closed the stream: {printable(reason[:200])}."))
 
     def on_room(self) -> None:
         """Nothing is written to the stream."""

@@ -18,13 +18,14 @@ from sandbox_kernel.wire.peer import Peer
 from sandbox_kernel.wire.pump import Pump
 
 PRIORITY = {
-    "control": URGENT,
-    "hb": URGENT,
-    "shell": INTERACTIVE,
-    "stdin": INTERACTIVE,
+    **{"control": URGENT, "hb": URGENT},
+    **{"shell": INTERACTIVE, "stdin": INTERACTIVE},
     "iopub": OUTPUT,
 }
 """Priority of the streams of each kernel channel."""
+
+Address = str | tuple[str, int]
+"""Path of a Unix socket, or IP address and port."""
 
 MAX_UNIX_PATH = 107
 ACCEPT_PAUSE = 1.0
@@ -33,19 +34,20 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 
 
 class Endpoint:
-    """One listening socket. ``address`` is the path of a Unix socket, or (ip, port) for TCP.
-    ``on_input`` is called whenever a client sends something."""
+    """One listening socket. ``on_input`` is called whenever a client sends something."""
 
     def __init__(
         self,
         peer: Peer,
-        address: str | tuple[str, int],
+        sandbox: str,
+        address: Address,
         target: str,
         priority: int,
         on_input: Callable[[], object] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
+        self._sandbox = sandbox
         self._priority = priority
         self._on_input = on_input
         self.target = target
@@ -60,8 +62,7 @@ class Endpoint:
         return isinstance(self.address, str) and not os.path.lexists(self.address)
 
     def renew(self) -> None:
-        """Listen again if the socket was removed, with its folder or without. Connections go on.
-        SandboxError if that fails."""
+        """Listen again if the socket was removed; connections go on. SandboxError if that fails."""
         if not isinstance(self.address, str) or self._owns(self.address):
             return
         try:
@@ -100,8 +101,7 @@ class Endpoint:
 
     def _accept(self) -> None:
         if not self._peer.session.room:
-            # The sandbox has been out of reach for long. Clients that come and go must not fill
-            # the memory.
+            # The sandbox is out of reach, and clients that come and go must not fill the memory.
             return self._pause()
         try:
             connection, _ = self._listener.accept()
@@ -109,7 +109,8 @@ class Endpoint:
             return
         except OSError as error:
             # No descriptor or memory is left, and trying again at once would not help.
-            log.warning("A client of %s (%s) must wait: %s", self.address, self.target, error)
+            who = f"A client of sandbox {self._sandbox} ({self.target})"
+            log.warning("%s must wait at %s: %s", who, self.address, error)
             return self._pause()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,7 +132,7 @@ class Endpoint:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
 
-def _listen(address: str | tuple[str, int]) -> socket.socket:
+def _listen(address: Address) -> socket.socket:
     if isinstance(address, str) and len(os.fsencode(address)) > MAX_UNIX_PATH:
         raise SandboxError(
             f"The socket path {address} is longer than {MAX_UNIX_PATH} bytes. Set "
@@ -151,7 +152,5 @@ def _listen(address: str | tuple[str, int]) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise SandboxError(
-            f"Cannot listen on {address} for the kernel's clients: {error}"
-        ) from error
+        raise SandboxError(f"Cannot listen on {address} for kernel clients: {error}") from error
     return listener

@@ -21,6 +21,7 @@ from sandbox_kernel.wire.peer import Peer
 log = logging.getLogger("sandbox_kernel.tunnel")
 
 HANDSHAKE_TIMEOUT = 30.0
+AnyLink = FdLink | StreamLink
 
 
 class Links:
@@ -32,16 +33,12 @@ class Links:
         self._folder = folder
         self._closing = OwnedTasks()
 
-    async def connect(self, peer: Peer, hello: Hello) -> tuple[FdLink | StreamLink, HostConnection]:
-        """Run a connector and shake hands with the agent, for ``peer.attach``.
-
-        Raises LinkLost for what may pass, SessionRefused, ProtocolError or SandboxGone for what
-        will not.
-        """
+    async def connect(self, peer: Peer, hello: Hello) -> tuple[AnyLink, HostConnection]:
+        """Run a connector and shake hands with the agent, for ``peer.attach``. LinkLost for what
+        may pass; SessionRefused, ProtocolError or SandboxGone for what will not."""
         link = await self._open()
-        connection = HostConnection(
-            peer.mux, hello._replace(checked=isinstance(link, StreamLink)), self._codec
-        )
+        hello = hello._replace(checked=isinstance(link, StreamLink))
+        connection = HostConnection(peer.mux, hello, self._codec)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 await self._shake_hands(peer, link, connection)
@@ -57,7 +54,7 @@ class Links:
         """Wait until the exec streams of closed links are closed, too."""
         await self._closing.wait(HANDSHAKE_TIMEOUT)
 
-    async def _open(self) -> FdLink | StreamLink:
+    async def _open(self) -> AnyLink:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 connector = self._handle.guest_argv("connect", self._folder, self._codec)
@@ -67,7 +64,7 @@ class Links:
                 f"No command could be started in sandbox {self._handle.name!r} within "
                 f"{HANDSHAKE_TIMEOUT:g} s."
             ) from None
-        link: FdLink | StreamLink
+        link: AnyLink
         if stream.socket is not None:
             # The link owns a descriptor of its own, so that stream.close() cannot pull it away.
             try:
@@ -82,11 +79,9 @@ class Links:
         link.start()
         return link
 
-    async def _shake_hands(
-        self, peer: Peer, link: FdLink | StreamLink, connection: HostConnection
-    ) -> None:
+    async def _shake_hands(self, peer: Peer, link: AnyLink, connection: HostConnection) -> None:
         answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        sandbox = self._handle.name
+        sandbox = f"sandbox {self._handle.name!r}"
 
         def received(data: bytes) -> None:
             if answered.done():
@@ -98,28 +93,25 @@ class Links:
                     link.hold()  # until ``peer.attach``
                     return
             except WireError as error:
-                kind = ProtocolError if error.fatal else LinkLost
-                answered.set_exception(
-                    kind(f"The agent in sandbox {sandbox!r} broke the protocol: {error}.")
-                )
+                kind, who = ProtocolError if error.fatal else LinkLost, f"The agent in {sandbox}"
+                answered.set_exception(kind(f"{who} broke the protocol: {error}."))
 
         def lost(why: str) -> None:
             banner = printable(connection.banner[-1000:].decode(errors="replace")).strip()
             if not answered.done():
-                answered.set_exception(
-                    LinkLost(f"The link to sandbox {sandbox!r} broke: {why}. {banner}".strip())
-                )
+                text = f"The link to {sandbox} broke: {why}. {banner}".strip()
+                answered.set_exception(LinkLost(text))
 
         link.on_data, link.on_lost = received, lost
         link.write(connection.data_to_send(link.room))
         answer = await answered
         if isinstance(answer, Refuse):
             raise SessionRefused(
-                f"The agent in sandbox {sandbox!r} refused the session: "
+                f"The agent in {sandbox} refused the session: "
                 f"{printable(answer.message[:200])} ({printable(answer.code[:40])})."
             )
 
-    async def _close(self, link: FdLink | StreamLink, stream: ExecStream) -> None:
+    async def _close(self, link: AnyLink, stream: ExecStream) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 if isinstance(link, StreamLink):

@@ -1,8 +1,7 @@
 """Tunnel: one session with the agent of one sandbox, over links that come and go.
 
-When a link breaks, the tunnel makes a new one while the sandbox can still exist. It ends, with a
-reason, when the sandbox is gone, when the agent refuses the session or breaks the protocol, or when
-it is closed.
+When a link breaks, the tunnel makes a new one while the sandbox can still exist. It ends when it is
+closed, or when the sandbox is gone, or its agent refuses the session or breaks the protocol.
 
 A paused sandbox stays paused: the tunnel sleeps until a client sends something other than a
 heartbeat, or the caller wants the sandbox, and then resumes it. If somebody else resumes it, the
@@ -19,23 +18,13 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sandbox_kernel.errors import (
-    InternalError,
-    LinkLost,
-    ProtocolError,
-    SandboxError,
-    SandboxGone,
-    SandboxNotFound,
-    SandboxPaused,
-    SandboxTimeout,
-    SessionRefused,
-    TunnelError,
-)
+from sandbox_kernel import errors
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel.clock import since_boot
 from sandbox_kernel.tunnel.control_client import ControlClient
 from sandbox_kernel.tunnel.download import Download
-from sandbox_kernel.tunnel.endpoints import Endpoint
+from sandbox_kernel.tunnel.endpoints import Address, Endpoint
 from sandbox_kernel.tunnel.links import Links
 from sandbox_kernel.wire import VERSION
 from sandbox_kernel.wire.handshake import Hello
@@ -51,7 +40,10 @@ PAUSED_INTERVAL = 5.0
 _HEARTBEATS = "kernel:hb"
 """The target whose traffic is no reason to resume a sandbox, which costs money."""
 _REQUESTS = "kernel:shell"
-_FINAL = (SandboxGone, SandboxNotFound, SessionRefused, ProtocolError, InternalError)
+_FINAL = (
+    *(errors.SandboxGone, errors.SandboxNotFound, errors.SessionRefused),
+    *(errors.ProtocolError, errors.InternalError),
+)
 
 
 class Tunnel:
@@ -67,7 +59,6 @@ class Tunnel:
         on_event: Callable[[dict[str, Any]], object],
         on_failed: Callable[[SandboxError], object],
         log: logging.Logger | logging.LoggerAdapter[Any],
-        clock: Callable[[], float] = since_boot,
     ) -> None:
         self.failure: SandboxError | None = None
         self.reconnects = 0
@@ -78,17 +69,16 @@ class Tunnel:
         self._on_failed = on_failed
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._clock = clock
-        self._peer = Peer(self._loop, host=True, clock=clock)
+        self._peer = Peer(self._loop, host=True, clock=since_boot)
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
-        self._told_lost = False
+        self._endpoints_lost = False
         self._downloads: set[Download] = set()
         self._channels: set[Pump] = set()
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._wanted_at = clock()
+        self._wanted_at = since_boot()
         self.paused = False
         """The sandbox is paused, and the tunnel waits for a reason to resume it."""
         self.slept = False
@@ -112,7 +102,7 @@ class Tunnel:
             try:
                 await self._connect()
                 break
-            except LinkLost:
+            except errors.LinkLost:
                 failures += self._loop.time() - started < AT_ONCE
                 if failures == FIRST_ATTEMPTS:
                     raise
@@ -130,22 +120,18 @@ class Tunnel:
             self._peer.detach()
             self._link_lost("cut on purpose")
 
-    def listen(self, address: str | tuple[str, int], target: str, priority: int) -> Endpoint:
-        """Forward each connection to ``address`` to ``target`` in the sandbox. Existing connections
-        stay."""
+    def listen(self, address: Address, target: str, priority: int) -> None:
+        """Forward connections to ``address`` to ``target`` in the sandbox. Existing ones stay."""
         for endpoint in self._endpoints:
             if endpoint.address == address:
-                endpoint.renew()
-                return endpoint
+                return endpoint.renew()
         inputs = {_HEARTBEATS: None, _REQUESTS: self._request}
-        on_input = inputs.get(target, self._input)
-        endpoint = Endpoint(self._peer, address, target, priority, on_input)
-        self._endpoints.append(endpoint)
-        return endpoint
+        own = (self._peer, self._handle.name, address, target, priority)
+        self._endpoints.append(Endpoint(*own, inputs.get(target, self._input)))
 
     def want(self) -> None:
         """Resume the sandbox if it is paused."""
-        self._wanted_at = self._clock()
+        self._wanted_at = since_boot()
         self._wanted.set()
 
     def sleep(self) -> None:
@@ -166,20 +152,17 @@ class Tunnel:
 
     async def fetch(self, target: str, limit: int, *, timeout: float) -> bytes:
         """All bytes that ``target`` in the sandbox sends, at most ``limit``."""
-        if self.failure is not None:
-            raise self.failure
-        self.want()
+        self._want_link()
         stream = self._peer.mux.open(target, BULK)
         download = Download(self._peer, stream, self._handle.name, limit)
         self._downloads.add(download)
-        self._peer.flush_soon()
         try:
             async with asyncio.timeout(timeout):
                 return await download.done
         except TimeoutError:
             stream.reset("the host waits no longer")
             self._peer.flush_soon()
-            raise SandboxTimeout(
+            raise errors.SandboxTimeout(
                 f"The agent in sandbox {self._handle.name!r} did not send {target!r} within "
                 f"{timeout:g} s."
             ) from None
@@ -189,16 +172,19 @@ class Tunnel:
     def channel(self, target: str, priority: int) -> socket.socket:
         """A stream to ``target`` as a blocking socket, for another thread. Closing it ends the
         stream; it ends with the stream or the tunnel."""
-        if self.failure is not None:
-            raise self.failure
-        self.want()
+        self._want_link()
         ours, theirs = socket.socketpair()
         stream = self._peer.mux.open(target, priority)
         self._channels.add(Pump(self._loop, self._peer, stream, ours, self._channels.discard))
-        self._peer.flush_soon()
         return theirs
 
-    def close_endpoints(self, keep: Collection[str | tuple[str, int]] = ()) -> None:
+    def _want_link(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.want()
+        self._peer.flush_soon()
+
+    def close_endpoints(self, keep: Collection[Address] = ()) -> None:
         """Stop listening, except at the addresses in ``keep``."""
         for endpoint in self._endpoints:
             if endpoint.address not in keep:
@@ -207,9 +193,8 @@ class Tunnel:
 
     async def close(self) -> None:
         """Detach from the sandbox, which lives on until its lease is over. Idempotent."""
-        self._end(
-            TunnelError(f"The tunnel to sandbox {self._handle.name!r} was closed."), quiet=True
-        )
+        closed = errors.TunnelError(f"The tunnel to sandbox {self._handle.name!r} was closed.")
+        self._end(closed, quiet=True)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -228,7 +213,7 @@ class Tunnel:
             self._peer.attach(link, connection)
         except Exception as error:
             link.close()
-            raise InternalError(
+            raise errors.InternalError(
                 f"The session with sandbox {self._handle.name!r} ended because of a mistake in "
                 f"sandbox-kernel, not in the sandbox: {error!r}. Please report it. "
                 f"`sandbox-kernel exec {self._handle.name}` still reaches the sandbox's files."
@@ -248,18 +233,15 @@ class Tunnel:
     def _renew_endpoints(self) -> None:
         """Listen again where a socket was deleted, alone or with its folder."""
         lost = [endpoint for endpoint in self._endpoints if endpoint.deleted]
+        failed, self._endpoints_lost = self._endpoints_lost, False
         try:
             for endpoint in lost:
                 endpoint.renew()
         except SandboxError as error:
-            if not self._told_lost:
-                self._log.warning(
-                    "New clients cannot reach the kernel in sandbox %s: %s",
-                    *(self._handle.name, error),
-                )
-            self._told_lost = True
-        else:
-            self._told_lost = False
+            self._endpoints_lost = True
+            if not failed:
+                where = f"sandbox {self._handle.name}"
+                self._log.warning("New clients cannot reach the kernel in %s: %s", where, error)
 
     async def _reconnect(self) -> None:
         patience = self._handle.agent_lease + 60
@@ -277,7 +259,7 @@ class Tunnel:
                 self.paused = self.slept = False
             except _FINAL as error:
                 return self._end(error)
-            except SandboxPaused as error:
+            except errors.SandboxPaused as error:
                 deadline = self._loop.time() + patience
                 if not self.paused:
                     self._notice_pause(error)
@@ -286,7 +268,7 @@ class Tunnel:
                     deadline = self._loop.time() + patience
                 if self._loop.time() > deadline:
                     return self._end(
-                        SandboxGone(
+                        errors.SandboxGone(
                             f"Sandbox {self._handle.name!r} could not be reached for "
                             f"{patience:g} s, longer than its lease; the last error was: {error}"
                         )
@@ -296,7 +278,7 @@ class Tunnel:
                 self.reconnects += 1
                 return
 
-    def _notice_pause(self, error: SandboxPaused) -> None:
+    def _notice_pause(self, error: errors.SandboxPaused) -> None:
         self.paused = True
         self._delay = 0.0
         if self._wanted_at > self._peer.session.last_heard or self.has_undelivered_input():
@@ -332,7 +314,7 @@ class Tunnel:
 
     def _broken(self, why: str) -> None:
         self._end(
-            ProtocolError(
+            errors.ProtocolError(
                 f"The agent in sandbox {self._handle.name!r} broke the protocol ({why[:200]}). "
                 f"Its kernel cannot be reached any more; remove the sandbox with "
                 f"`sandbox-kernel rm {self._handle.name}`."

@@ -23,6 +23,6 @@ class WireError(Exception):
     """The far side broke the protocol (``fatal``: the session is over), or the link lost or damaged
     bytes (not ``fatal``: a new link and a replay mend it)."""
 
-    def __init__(self, message: str, *, fatal: bool) -> None:
+    def __init__(self, message: str, *, fatal: bool = True) -> None:
         super().__init__(message)
         self.fatal = fatal

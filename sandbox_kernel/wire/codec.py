@@ -3,12 +3,11 @@
 ``raw`` is for byte-exact streams. ``base64`` is for text streams (most hosted SDKs decode stdout as
 UTF-8 and would damage raw bytes): lines of base64, each at most MAX_LINE long.
 
-From the sandbox, the session starts after the PREAMBLE line. The host skips what comes before it: a
-login shell's greeting, a provider's banner.
+From the sandbox, the session starts after the PREAMBLE line. The host skips greetings before it.
 """
 
 import binascii
-from typing import List, Sequence
+from typing import Dict, List, Sequence, Type
 
 from . import WireError
 from .frames import Buffer
@@ -20,7 +19,6 @@ MAX_LINE = 65536 + 2
 
 RAW = "raw"
 BASE64 = "base64"
-CODECS = (RAW, BASE64)
 
 
 class PreambleFilter:
@@ -62,11 +60,8 @@ class Base64Codec:
         self._partial_size = 0
 
     def encode(self, buffers: Sequence[Buffer]) -> List[Buffer]:
-        data = memoryview(b"".join(buffers))
-        return [
-            binascii.b2a_base64(data[at : at + _RAW_PER_LINE])
-            for at in range(0, len(data), _RAW_PER_LINE)
-        ]
+        data, size = memoryview(b"".join(buffers)), _RAW_PER_LINE
+        return [binascii.b2a_base64(data[at : at + size]) for at in range(0, len(data), size)]
 
     def decode(self, data: bytes) -> Buffer:
         head, newline, rest = data.rpartition(b"\n")
@@ -78,9 +73,7 @@ class Base64Codec:
         self._keep(rest)
         try:
             # A lost or added character shows here or, at the latest, in a frame's checksum.
-            return b"".join(
-                [binascii.a2b_base64(_padded(line)) for line in map(bytes.strip, lines) if line]
-            )
+            return b"".join(binascii.a2b_base64(_padded(line)) for line in lines)
         except binascii.Error as error:
             raise WireError("line is not base64: %s" % error, fatal=False) from error
 
@@ -93,15 +86,11 @@ class Base64Codec:
 
 
 def _padded(line: bytes) -> bytes:
+    line = line.strip()
     if len(line) % 4:
         raise binascii.Error("length %d" % len(line))
     return line
 
 
-def make_codec(name: str) -> "RawCodec | Base64Codec":
-    """A new codec for one direction of one link. ValueError for an unknown name."""
-    if name == RAW:
-        return RawCodec()
-    if name == BASE64:
-        return Base64Codec()
-    raise ValueError("unknown codec %r" % name)
+CODECS: "Dict[str, Type[RawCodec] | Type[Base64Codec]]" = {RAW: RawCodec, BASE64: Base64Codec}
+"""By name; each direction of each link has a codec of its own."""

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Deque, Iterator, List, Optional, Union
 
 from . import VERSION, WireError, handshake
-from .codec import PreambleFilter, make_codec
+from .codec import CODECS, PreambleFilter
 from .frames import Buffer, Frame, FrameDecoder
 from .handshake import Hello, Refuse, Welcome
 from .mux import Event, Mux, Stream
@@ -35,7 +35,7 @@ class Connection:
         self._preamble: Optional[PreambleFilter] = None
         self._shaken = False
         self._handshake_out: List[Buffer] = []
-        self._incoming, self._outgoing = make_codec(codec), make_codec(codec)
+        self._incoming, self._outgoing = CODECS[codec](), CODECS[codec]()
         self._decoder = FrameDecoder()
         self._frames: Deque[Frame] = deque()  # decoded, not handled
 
@@ -113,7 +113,7 @@ class HostConnection(Connection):
     def __init__(self, mux: Mux, hello: Hello, codec: str) -> None:
         super().__init__(codec)
         self._hello = hello._replace(received=mux.session.received)
-        self._handshake_out.append(handshake.encode_hello(self._hello))
+        self._handshake_out.append(handshake.encode_message(self._hello))
         self._preamble = PreambleFilter()
         self._waiting_mux = mux
 
@@ -128,12 +128,10 @@ class HostConnection(Connection):
         if isinstance(answer, Welcome):
             if answer.version != VERSION or answer.session != self._hello.session:
                 raise WireError(
-                    "WELCOME is for another session or protocol version (%d)" % answer.version,
-                    fatal=True,
+                    "WELCOME is for another session or protocol version (%d)" % answer.version
                 )
-            mux = self._waiting_mux
-            mux.session.attach(answer.received, now, checked=self._hello.checked)
-            self.mux = mux
+            self.mux = self._waiting_mux
+            self.mux.session.attach(answer.received, now, checked=self._hello.checked)
         return answer
 
 
@@ -143,17 +141,17 @@ class AgentConnection(Connection):
     def accept(self, mux: Mux, hello: Hello, now: float) -> None:
         """Answer WELCOME and continue the session. WireError if ``hello`` does not fit it."""
         welcome = Welcome(VERSION, hello.session, mux.session.received)
-        self._handshake_out.append(handshake.encode_welcome(welcome))
+        self._handshake_out.append(handshake.encode_message(welcome))
         mux.session.attach(hello.received, now, checked=hello.checked)
         self.mux = mux
 
     def refuse(self, code: str) -> None:
         """Answer REFUSE; the caller closes the link after that."""
-        self._handshake_out.append(handshake.encode_refuse(code))
+        self._handshake_out.append(handshake.encode_message(Refuse(code, handshake.REFUSALS[code])))
 
     def _handshake(self, frame: Frame, now: float) -> HandshakeEvent:
         hello = handshake.decode_hello(frame)
         # A stream may deliver HELLO twice.
         if any(other != frame for other in self._frames):
-            raise WireError("host sent frames before WELCOME", fatal=True)
+            raise WireError("host sent frames before WELCOME")
         return hello

@@ -1,7 +1,6 @@
 """Descriptor passing: file descriptors that travel with bytes over a Unix socket (SCM_RIGHTS).
 
-``socket.send_fds`` and ``socket.recv_fds`` ignore their flags, so what they receive is inherited by
-every program that the receiver executes.
+Not ``socket.recv_fds``: it ignores its flags, so what it receives is inherited by every program.
 """
 
 import array

@@ -1,5 +1,4 @@
-"""The event loop that the shells of the wire need: asyncio's on the host, ``guest/loop.py`` in the
-sandbox."""
+"""The event loop of the wire's shells: asyncio's on the host, ``guest/loop.py`` in the sandbox."""
 
 from typing import Any, Callable, Protocol
 

@@ -128,5 +128,5 @@ class FrameDecoder:
             raise WireError("frame is damaged", fatal=False)
         numbered = type_ in SESSION_TYPES
         if numbered != bool(seq) or not (numbered or type_ in LINK_TYPES):
-            raise WireError("frame type %d with sequence number %d" % (type_, seq), fatal=True)
+            raise WireError("frame type %d with sequence number %d" % (type_, seq))
         return Frame(type_, stream, seq, ack, payload)

@@ -42,22 +42,18 @@ class Refuse(NamedTuple):
     message: str
 
 
-def encode_hello(hello: Hello) -> bytes:
-    return _encode(HELLO, hello._asdict())
+_TYPES = {Hello: HELLO, Welcome: WELCOME, Refuse: REFUSE}
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
-    return _encode(WELCOME, welcome._asdict())
-
-
-def encode_refuse(code: str) -> bytes:
-    return _encode(REFUSE, {"code": code, "message": REFUSALS[code]})
+def encode_message(message: "Hello | Welcome | Refuse") -> bytes:
+    payload = json.dumps(message._asdict()).encode()
+    return encode(Frame(_TYPES[type(message)], 0, 0, 0, payload))
 
 
 def decode_hello(frame: Frame) -> Hello:
     """For the agent, of the first frame of a link."""
     if frame.type != HELLO:
-        raise WireError("link must begin with HELLO, got frame type %d" % frame.type, fatal=True)
+        raise WireError("link must begin with HELLO, got frame type %d" % frame.type)
     return Hello(**_fields(frame, Hello))
 
 
@@ -67,13 +63,7 @@ def decode_answer(frame: Frame) -> "Welcome | Refuse":
         return Welcome(**_fields(frame, Welcome))
     if frame.type == REFUSE:
         return Refuse(**_fields(frame, Refuse))
-    raise WireError(
-        "answer to HELLO must be WELCOME or REFUSE, got type %d" % frame.type, fatal=True
-    )
-
-
-def _encode(type_: int, values: Dict[str, Any]) -> bytes:
-    return encode(Frame(type_, 0, 0, 0, json.dumps(values).encode()))
+    raise WireError("answer to HELLO must be WELCOME or REFUSE, got type %d" % frame.type)
 
 
 def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
@@ -83,7 +73,7 @@ def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
         values = json.loads(bytes(frame.payload))
         picked = {name: values[name] for name in kind._fields}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WireError("handshake is not readable: %r" % error, fatal=True) from error
+        raise WireError("handshake is not readable: %r" % error) from error
     for name, expected in kind.__annotations__.items():
         value = picked[name]
         if (
@@ -91,5 +81,5 @@ def _fields(frame: Frame, kind: Any) -> Dict[str, Any]:
             or (expected is int and value < 0)
             or (expected is str and not value.isprintable())
         ):
-            raise WireError("handshake field %r is invalid" % name, fatal=True)
+            raise WireError("handshake field %r is invalid" % name)
     return picked

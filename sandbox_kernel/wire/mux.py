@@ -2,8 +2,7 @@
 
 Each direction of a stream has a credit window: the bytes that may be sent before the reader has
 consumed some. Of the streams with data and credit, the lowest priority number goes first,
-round-robin within one number, in frames of at most CHUNK bytes: an interrupt overtakes a gigabyte
-of output.
+round-robin within one number, in frames of at most CHUNK bytes: an interrupt overtakes output.
 
 The host opens streams with odd ids, the guest with even ones; an id is used once in a session.
 """
@@ -139,8 +138,7 @@ class Stream:
             self._grant()
 
     def narrow(self, window: int) -> None:
-        """Let a slow reader's peer have at most ``window`` bytes under way, once those have been
-        consumed that it has credit for."""
+        """Let a slow reader's peer have at most ``window`` bytes under way, after those of now."""
         self._window = min(self._window, max(window, INITIAL_WINDOW))
 
     @property
@@ -154,8 +152,7 @@ class Stream:
         self._granted += due
 
     def _peer_blocked(self) -> None:
-        """The peer had more data than credit: unless the reader is behind, the window is too small
-        for the length of the link."""
+        """The peer had more data than credit: unless the reader is behind, widen the window."""
         widest = min(self.widest, WIDEST_WINDOW)
         if self._unread <= 0 and self._window < widest and not self._fin_received:
             self.widen(min(2 * self._window, widest))
@@ -201,7 +198,7 @@ class Mux:
 
     def open(self, target: str, priority: int, window: int = 0) -> Stream:
         """Open a stream to ``target`` on the other side. ``window`` replaces the usual one."""
-        stream = self._add(self._next_id, priority)
+        stream = self.streams[self._next_id] = Stream(self, self._next_id, priority)
         self._next_id += 2
         self.session.send(OPEN, stream.id, bytes([priority]) + target.encode()[:MAX_TARGET])
         stream.widen(window or self._window)
@@ -250,7 +247,6 @@ class Mux:
             return self._opened(frame)
         stream = self.streams.get(frame.stream)
         if stream is None:
-            self._check_was_open(frame.stream)
             self._too_late(frame)
             return None
         if frame.type == DATA:
@@ -264,7 +260,7 @@ class Mux:
             return None
         if frame.type == FIN:
             if stream._fin_received:
-                raise WireError("second FIN on stream %d" % stream.id, fatal=True)
+                raise WireError("second FIN on stream %d" % stream.id)
             stream._fin_received = True
             self._close_if_done(stream)
             return Finished(stream)
@@ -281,16 +277,16 @@ class Mux:
     def _opened(self, frame: Frame) -> Optional[Event]:
         id_, payload = frame.stream, bytes(frame.payload)
         if self._ours(id_) or id_ <= self._last_peer_id:
-            raise WireError("OPEN with invalid stream id %d" % id_, fatal=True)
+            raise WireError("OPEN with invalid stream id %d" % id_)
         if not payload or payload[0] >= PRIORITIES or len(payload) > MAX_TARGET + 1:
-            raise WireError("OPEN with invalid priority or target", fatal=True)
+            raise WireError("OPEN with invalid priority or target")
         self._last_peer_id = id_
         self.session.wasted()  # allowed for by the DATA that follows
         if self._opened_by_peer >= MAX_STREAMS:
             self.session.send(RESET, id_, b"too many streams")
             self._late += INITIAL_WINDOW
             return None
-        stream = self._add(id_, payload[0])
+        stream = self.streams[id_] = Stream(self, id_, payload[0])
         self._opened_by_peer += 1
         stream.widen(self._window)
         return Opened(stream, payload[1:].decode(errors="replace"))
@@ -298,49 +294,38 @@ class Mux:
     @staticmethod
     def _data(stream: Stream, payload: Buffer) -> Event:
         if not payload:  # costs no credit, so a reader might hold any number
-            raise WireError("empty DATA on stream %d" % stream.id, fatal=True)
+            raise WireError("empty DATA on stream %d" % stream.id)
         stream._granted -= len(payload)
         stream._unread += len(payload)
         if stream._granted < 0 or stream._fin_received:
-            raise WireError(
-                "DATA on stream %d after FIN or beyond its credit" % stream.id, fatal=True
-            )
+            raise WireError("DATA on stream %d after FIN or beyond its credit" % stream.id)
         return Data(stream, payload)
 
     def _credited(self, stream: Stream, payload: Buffer) -> None:
         if len(payload) != _CREDIT.size:
-            raise WireError(
-                "CREDIT payload must be %d bytes, got %d" % (_CREDIT.size, len(payload)), fatal=True
-            )
+            sizes = (_CREDIT.size, len(payload))
+            raise WireError("CREDIT payload must be %d bytes, got %d" % sizes)
         credit = _CREDIT.unpack(payload)[0]
         if credit < SMALL_CREDIT:
             self.session.wasted()
         stream._credit += credit
         if stream._credit > MAX_WINDOW:
-            raise WireError(
-                "CREDIT on stream %d exceeds %d bytes" % (stream.id, MAX_WINDOW), fatal=True
-            )
+            raise WireError("CREDIT on stream %d exceeds %d bytes" % (stream.id, MAX_WINDOW))
         self._schedule(stream)
 
-    def _check_was_open(self, id_: int) -> None:
-        """Frames for a stream that was closed here are late, not wrong."""
-        if not 0 < id_ < (self._next_id if self._ours(id_) else self._last_peer_id + 1):
-            raise WireError("frame for stream %d, which was never opened" % id_, fatal=True)
-
     def _too_late(self, frame: Frame) -> None:
+        """Frames for a stream that was closed here are late, not wrong."""
+        id_ = frame.stream
+        if not 0 < id_ < (self._next_id if self._ours(id_) else self._last_peer_id + 1):
+            raise WireError("frame for stream %d, which was never opened" % id_)
         if frame.type != DATA:
             return self.session.wasted()
         self._late -= len(frame.payload)
         if self._late < 0 or not frame.payload:
-            raise WireError("DATA on closed streams exceeds their credit", fatal=True)
+            raise WireError("DATA on closed streams exceeds their credit")
 
     def _ours(self, id_: int) -> bool:
         return id_ % 2 == (1 if self._host else 0)
-
-    def _add(self, id_: int, priority: int) -> Stream:
-        stream = Stream(self, id_, priority)
-        self.streams[id_] = stream
-        return stream
 
     def _schedule(self, stream: Stream) -> None:
         if stream._ready and not stream._queued and not stream.closed:

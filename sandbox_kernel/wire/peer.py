@@ -54,8 +54,7 @@ class Peer:
         self._flush_due = False
 
     def attach(self, link: Link, connection: Connection) -> None:
-        """Continue over ``link``; the handshake of ``connection``, with this peer's mux, is done.
-        Any earlier link is closed."""
+        """Continue over ``link``, whose handshake is done. Any earlier link is closed."""
         if self.link is not None:
             self.link.close()
         self.link, self._connection = link, connection

@@ -2,8 +2,7 @@
 
 Every session frame has a sequence number and stays in the sender's replay buffer until the peer
 acknowledges it. On a new link each side drops the frames that the other has and sends the rest
-again; the receiver ignores those that it has. Every frame acknowledges; only a one-sided flow needs
-ACK frames.
+again; the receiver ignores those that it has. ACK frames are for one-sided flows only.
 """
 
 from collections import deque
@@ -81,7 +80,7 @@ class Session:
     def attach(self, peer_received: int, now: float, *, checked: bool = True) -> None:
         """Continue over a new link, on which the peer has acknowledged up to ``peer_received``."""
         if peer_received < (self._replay[0][0] if self._replay else self._next_seq) - 1:
-            raise WireError("peer has lost frames that it acknowledged", fatal=True)
+            raise WireError("peer has lost frames that it acknowledged")
         self._acknowledged(peer_received)
         self.attached = True
         self.checked = checked
@@ -130,9 +129,7 @@ class Session:
         self.last_heard = now
         news = self._acknowledged(frame.ack)
         if len(self._replay) > MAX_UNACKED_FRAMES:
-            raise WireError(
-                "peer has left %d frames unacknowledged" % len(self._replay), fatal=True
-            )
+            raise WireError("peer has left %d frames unacknowledged" % len(self._replay))
         if frame.seq:
             return self._in_order(frame)
         if not news:
@@ -141,7 +138,7 @@ class Session:
             if len(self._link_frames) < 8:
                 self._link_frames.append((PONG, bytes(frame.payload)))
         elif frame.type == REFUSE:
-            raise WireError("REFUSE after the handshake", fatal=True)
+            raise WireError("REFUSE after the handshake")
         # ACK and PONG are done. HELLO and WELCOME may come again: a stream may deliver twice.
         return False
 
@@ -191,7 +188,7 @@ class Session:
     def _acknowledged(self, seq: int) -> bool:
         """True if that was not acknowledged before."""
         if seq >= self._next_seq:
-            raise WireError("acknowledgement of frame %d, which was never sent" % seq, fatal=True)
+            raise WireError("acknowledgement of frame %d, which was never sent" % seq)
         if seq <= self._acked:
             return False
         self._acked = seq

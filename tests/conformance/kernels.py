@@ -47,7 +47,7 @@ def execute(client: BlockingKernelClient, code: str, on_output: Any = None) -> t
 
 
 def sandboxed(manager: KernelManager) -> SandboxedKernel:
-    found = provisioner_of(manager)._kernel
+    found = provisioner_of(manager).kernel
     assert isinstance(found, SandboxedKernel)
     return found
 

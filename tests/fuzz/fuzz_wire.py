@@ -27,7 +27,7 @@ except ImportError:
 sys.path.insert(0, str(Path(__file__).parents[2]))
 with atheris.instrument_imports(include=["sandbox_kernel.wire"]):
     from sandbox_kernel.wire import VERSION, WireError
-    from sandbox_kernel.wire.codec import BASE64, PREAMBLE, RAW, make_codec
+    from sandbox_kernel.wire.codec import BASE64, CODECS, PREAMBLE, RAW
     from sandbox_kernel.wire.connection import AgentConnection, HostConnection
     from sandbox_kernel.wire.frames import (
         CHECKED,
@@ -43,11 +43,11 @@ with atheris.instrument_imports(include=["sandbox_kernel.wire"]):
         encode,
     )
     from sandbox_kernel.wire.handshake import (
+        REFUSALS,
         Hello,
+        Refuse,
         Welcome,
-        encode_hello,
-        encode_refuse,
-        encode_welcome,
+        encode_message,
     )
     from sandbox_kernel.wire.lines import LineReader
     from sandbox_kernel.wire.mux import Data, Mux
@@ -140,8 +140,8 @@ def one_input(data: bytes) -> None:
 
 def seeds() -> dict[str, bytes]:
     """Good conversations in both directions, for the fuzzer to spoil."""
-    hello = encode_hello(HI)
-    welcome = encode_welcome(Welcome(VERSION, HI.session, 0))
+    hello = encode_message(HI)
+    welcome = encode_message(Welcome(VERSION, HI.session, 0))
 
     def frames(*bodies: tuple[int, int, bytes]) -> bytes:
         numbered = enumerate(bodies, 1)
@@ -166,13 +166,13 @@ def seeds() -> dict[str, bytes]:
     talks = {
         "to-guest": (0, hello + ping + to_guest),
         "to-host": (HOST, welcome + ping + to_host),
-        "refused": (HOST, encode_refuse("token")),
+        "refused": (HOST, encode_message(Refuse("token", REFUSALS["token"]))),
     }
     found = {}
     for name, (side, plain) in talks.items():
         banner = b"Welcome!\r\n" + PREAMBLE if side else b""
         for text in (0, TEXT):
-            link = b"".join(make_codec(BASE64 if text else RAW).encode([plain]))
+            link = b"".join(CODECS[BASE64 if text else RAW]().encode([plain]))
             for cut in range(len(_CUTS)):
                 flags = side | text | cut << 2 | (0 if text else REPAIR)
                 found[f"{name}-{text}-{cut}"] = bytes([flags]) + banner + link

@@ -83,7 +83,7 @@ class Live:
 
     @property
     def kernel(self) -> SandboxedKernel:
-        found = self.provisioner._kernel
+        found = self.provisioner.kernel
         assert found is not None
         return found
 

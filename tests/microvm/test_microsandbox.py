@@ -97,7 +97,7 @@ def running(chosen: None) -> Iterator[Running]:
 
 
 def sandboxed(running: Running) -> SandboxedKernel:
-    found = provisioner_of(running[0])._kernel
+    found = provisioner_of(running[0]).kernel
     assert isinstance(found, SandboxedKernel)
     return found
 

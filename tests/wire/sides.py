@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sandbox_kernel.wire import VERSION
-from sandbox_kernel.wire.codec import PREAMBLE, RAW, make_codec
+from sandbox_kernel.wire.codec import CODECS, PREAMBLE, RAW
 from sandbox_kernel.wire.connection import AgentConnection, HostConnection
 from sandbox_kernel.wire.frames import Buffer, Frame, FrameDecoder
-from sandbox_kernel.wire.handshake import Hello, Welcome, encode_welcome
+from sandbox_kernel.wire.handshake import Hello, Welcome, encode_message
 from sandbox_kernel.wire.mux import DEFAULT_WINDOW, Data, Event, Mux
 from sandbox_kernel.wire.session import Session
 
@@ -26,7 +26,7 @@ class Side:
     def attach(self, peer_received: int, codec: str = RAW, *, checked: bool = True) -> None:
         self.session.attach(peer_received, 0.0, checked=checked)
         self.decoder = FrameDecoder()
-        self.incoming, self.outgoing = make_codec(codec), make_codec(codec)
+        self.incoming, self.outgoing = CODECS[codec](), CODECS[codec]()
 
     def out(self, budget: int = PLENTY) -> bytes:
         """The bytes that this side puts on the link now."""
@@ -68,7 +68,7 @@ def welcomed(host: Mux, received: int = 0, behind: bytes = b"", now: float = 0.0
     """The host's end of a link, and a guest that has said WELCOME and some more."""
     ours = HostConnection(host, HI, RAW)
     ours.data_to_send(0)
-    welcome = encode_welcome(Welcome(VERSION, HI.session, received))
+    welcome = encode_message(Welcome(VERSION, HI.session, received))
     ours.receive_data(PREAMBLE + welcome + behind)
     assert isinstance(next(ours.events(now)), Welcome)
     return ours

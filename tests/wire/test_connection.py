@@ -29,15 +29,14 @@ from sandbox_kernel.wire.handshake import (
     Hello,
     Refuse,
     Welcome,
-    encode_hello,
-    encode_refuse,
-    encode_welcome,
+    encode_message,
 )
 from sandbox_kernel.wire.mux import BULK, HIGH_WATER, URGENT, Data, Mux, Opened
 from sandbox_kernel.wire.session import FRAME_BURST, FRAMES_A_SECOND, Session
 from tests.wire.sides import HI, PLENTY, data_of, shaken_hands, welcomed
 
-WELCOME = encode_welcome(Welcome(VERSION, HI.session, 0))
+WELCOME = encode_message(Welcome(VERSION, HI.session, 0))
+REFUSED = Refuse("token", REFUSALS["token"])
 
 
 def mux(*, host: bool) -> Mux:
@@ -112,9 +111,9 @@ def test_a_refusal_is_the_first_and_last_event() -> None:
     assert carry(ours, theirs) == [HI]
     assert list(theirs.events(0.0)) == []
     theirs.refuse("token")
-    assert theirs.data_to_send(PLENTY) == [encode_refuse("token")]
-    ours.receive_data(PREAMBLE + encode_refuse("token") + encode(Frame(ACK, 0, 0, 0, b"")))
-    assert list(ours.events(0.0)) == [Refuse("token", REFUSALS["token"])]
+    assert theirs.data_to_send(PLENTY) == [encode_message(REFUSED)]
+    ours.receive_data(PREAMBLE + encode_message(REFUSED) + encode(Frame(ACK, 0, 0, 0, b"")))
+    assert list(ours.events(0.0)) == [REFUSED]
     assert ours.data_to_send(PLENTY) == []
     assert not host.session.attached
 
@@ -134,7 +133,7 @@ def test_the_banner_explains_a_connector_that_failed() -> None:
 def test_a_welcome_must_fit_its_hello(welcome: Welcome) -> None:
     """There is no negotiation: host and guest program are shipped together."""
     ours = HostConnection(mux(host=True), HI, RAW)
-    ours.receive_data(PREAMBLE + encode_welcome(welcome))
+    ours.receive_data(PREAMBLE + encode_message(welcome))
     with pytest.raises(WireError, match="another session or protocol version") as caught:
         list(ours.events(0.0))
     assert caught.value.fatal
@@ -145,7 +144,7 @@ def test_an_acknowledgement_in_the_handshake_must_fit_the_session() -> None:
     with pytest.raises(WireError, match="never sent"):
         welcomed(mux(host=True), received=99)
     theirs = AgentConnection(RAW)
-    theirs.receive_data(encode_hello(HI))
+    theirs.receive_data(encode_message(HI))
     list(theirs.events(0.0))
     with pytest.raises(WireError, match="never sent"):
         theirs.accept(mux(host=False), HI._replace(received=99), 0.0)
@@ -155,10 +154,10 @@ def test_an_acknowledgement_in_the_handshake_must_fit_the_session() -> None:
 def test_a_host_waits_for_the_answer() -> None:
     """It sends nothing behind HELLO; but a stream may deliver that twice."""
     theirs = AgentConnection(RAW)
-    theirs.receive_data(encode_hello(HI) * 2)
+    theirs.receive_data(encode_message(HI) * 2)
     assert list(theirs.events(0.0)) == [HI]
     theirs = AgentConnection(RAW)
-    theirs.receive_data(encode_hello(HI) + encode(Frame(PING, 0, 0, 0, b"")))
+    theirs.receive_data(encode_message(HI) + encode(Frame(PING, 0, 0, 0, b"")))
     with pytest.raises(WireError, match="before WELCOME") as caught:
         list(theirs.events(0.0))
     assert caught.value.fatal

@@ -16,13 +16,12 @@ from sandbox_kernel.wire.handshake import (
     Welcome,
     decode_answer,
     decode_hello,
-    encode_hello,
-    encode_refuse,
-    encode_welcome,
+    encode_message,
 )
 from tests.wire.sides import frames_of
 
 HI = Hello(VERSION, "5e55", "70ce", 3, True, False)
+REFUSED = Refuse("token", REFUSALS["token"])
 
 
 def frame(type_: int, payload: bytes) -> Frame:
@@ -36,8 +35,8 @@ def test_hello_on_the_wire() -> None:
         b'{"version": 1, "session": "5e55", "token": "70ce", "received": 3, '
         b'"resume": true, "checked": false}'
     )
-    assert encode_hello(HI) == bytes.fromhex(header) + payload
-    assert decode_hello(*frames_of(encode_hello(HI))) == HI
+    assert encode_message(HI) == bytes.fromhex(header) + payload
+    assert decode_hello(*frames_of(encode_message(HI))) == HI
 
 
 def test_welcome_on_the_wire() -> None:
@@ -45,22 +44,23 @@ def test_welcome_on_the_wire() -> None:
     header = "00000031 9966e82a 02 01 0000 00000000 0000000000000000 0000000000000000"
     welcome = Welcome(VERSION, "5e55", 12)
     payload = b'{"version": 1, "session": "5e55", "received": 12}'
-    assert encode_welcome(welcome) == bytes.fromhex(header) + payload
-    assert decode_answer(*frames_of(encode_welcome(welcome))) == welcome
+    assert encode_message(welcome) == bytes.fromhex(header) + payload
+    assert decode_answer(*frames_of(encode_message(welcome))) == welcome
 
 
 def test_refuse_on_the_wire() -> None:
     """Byte for byte, and back: a code for programs and words for people."""
     header = "0000003a 798fc5ac 03 01 0000 00000000 0000000000000000 0000000000000000"
     payload = b'{"code": "token", "message": "the session token is wrong"}'
-    assert encode_refuse("token") == bytes.fromhex(header) + payload
-    assert decode_answer(*frames_of(encode_refuse("token"))) == Refuse("token", REFUSALS["token"])
+    assert encode_message(REFUSED) == bytes.fromhex(header) + payload
+    assert decode_answer(*frames_of(encode_message(REFUSED))) == REFUSED
 
 
 @pytest.mark.parametrize("code", REFUSALS)
 def test_every_refusal_can_be_said(code: str) -> None:
     """What the agent says can be read by the host."""
-    assert decode_answer(*frames_of(encode_refuse(code))) == Refuse(code, REFUSALS[code])
+    refused = Refuse(code, REFUSALS[code])
+    assert decode_answer(*frames_of(encode_message(refused))) == Refuse(code, REFUSALS[code])
 
 
 def test_a_link_begins_with_hello_and_its_answer() -> None:

@@ -280,8 +280,7 @@ class BoxInit(ProcessOne):
         try:
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid = struct.unpack("3i", credentials)[0]
-            # BoxLite's own commands have a parent outside of this PID namespace, and nothing else
-            # in here can have one.
+            # Only BoxLite's own commands have a parent outside of this PID namespace.
             if process_stat(pid)[1:2] != ["0"]:
                 raise OSError(errno.EPERM, "not a command of the host's")
             _, fds = receive_with_descriptors(sock, 64, 2)

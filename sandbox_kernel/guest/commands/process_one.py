@@ -7,9 +7,8 @@ request is a line of JSON, and has a connection of its own:
     {"kind": "spawn", "argv": [...], "env": {...}, "cwd": "/workspace", "main": false}
     {"kind": "stop"}
 
-The answer is ``{"pid": n}`` or ``{"error": name, "message": text}``, and when the command has
-ended ``{"exit": code}``. The host may send ``{"signal": n}``; when it hangs up, the command's
-process group is ended.
+The answer is ``{"pid": n}`` or ``{"error": name, "message": text}``, and later ``{"exit": code}``.
+The host may send ``{"signal": n}``; when it hangs up, the command's process group is ended.
 """
 
 from __future__ import annotations
@@ -80,9 +79,7 @@ class RequestConnection:
 class Child:
     """A command that was started for the host; ``guest`` if it is a program of ours."""
 
-    def __init__(
-        self, name: str, connection: RequestConnection | None = None, main: bool = False
-    ) -> None:
+    def __init__(self, name: str, connection: RequestConnection | None, main: bool) -> None:
         self.name = name
         self.connection = connection
         self.main = main
@@ -138,9 +135,8 @@ class ProcessOne:
             left = self._idle_since + self._lease - self.loop.time()
         if left <= 0:
             self.over("lease", f"nobody was attached for {self._lease:g} s: the lease is over")
-        self._lease_timer = self.loop.call_later(
-            min(max(left, 0.01), _LEASE_INTERVAL), self._check_lease
-        )
+        wait = min(max(left, 0.01), _LEASE_INTERVAL)
+        self._lease_timer = self.loop.call_later(wait, self._check_lease)
 
     # --- requests
 
@@ -196,7 +192,7 @@ class ProcessOne:
     # --- commands
 
     def _exec(self, connection: RequestConnection, request: dict[str, Any]) -> None:
-        child = Child(request["argv"][0], connection)
+        child = Child(request["argv"][0], connection, False)
         try:
             streams = connection.open_streams(request, self._log_out)
             connection.pid = self._start(child, request, streams)
@@ -262,8 +258,7 @@ class ProcessOne:
         """A process was stopped by a signal."""
 
     def child_ended(self, pid: int, child: Child | None, code: int, peak: int) -> None:
-        """A process has ended: a command, or an orphan that nobody knows. ``peak`` is the most
-        memory that it had, in bytes."""
+        """A command or an orphan has ended. ``peak`` is the most memory that it had, in bytes."""
 
     def _ended(self, child: Child, code: int) -> None:
         connection = child.connection

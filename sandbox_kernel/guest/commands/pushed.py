@@ -65,11 +65,8 @@ def start_command(config: dict[str, Any], streams: list[int]) -> int:
 
 
 class RunningCommand:
-    """A command and its outputs, on a loop that stops when all have ended.
-
-    ``output`` gets each piece and its kind, ``o`` or ``e``; ``output_ended`` and ``exited`` are
-    called once for each.
-    """
+    """A command and its outputs, on a loop that stops when all have ended. Subclasses get each
+    piece of ``output`` with its kind, ``o`` or ``e``."""
 
     def __init__(self, pid: int, outputs: list[int]) -> None:
         self.pid = pid

@@ -85,9 +85,7 @@ def run(mark: str) -> int:
 
 def die_with_parent() -> None:
     try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        start.process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (ImportError, AttributeError, OSError):
         pass  # a system without it; the host ends the command by its number
 
@@ -171,7 +169,6 @@ def is_ours(pid: int) -> bool:
 
 def resize(pid: int, started: str, rows: int, columns: int) -> int:
     if started_at(pid) == started:
-        start.resize_terminal(
-            os.open("/proc/%d/fd/0" % pid, os.O_RDWR | os.O_NOCTTY), rows, columns
-        )
+        terminal = os.open("/proc/%d/fd/0" % pid, os.O_RDWR | os.O_NOCTTY)
+        start.resize_terminal(terminal, rows, columns)
     return 0

@@ -1,7 +1,6 @@
 """Starts a command: a session of its own, default signals, its streams, its folder.
 
-All fronts use it, so a command finds the same everywhere. The import list is short because some
-fronts are started for every command.
+All fronts use it. The import list is short, because some fronts are started for every command.
 """
 
 from __future__ import annotations

@@ -118,9 +118,8 @@ class CommandOutput:
 class CommandInput:
     """Writes to a command's stdin, whose descriptor it owns, as fast as the command reads.
 
-    ``on_taken`` is called with the number of bytes that need not be kept any longer: the command
-    has them, or will never read them. ``end`` closes stdin after what was written before it; on a
-    terminal it types the end of the input.
+    ``on_taken`` is called with the number of bytes that the command has, or will never read.
+    ``end`` closes stdin after what was written; on a terminal it types the end of the input.
     """
 
     def __init__(

@@ -140,9 +140,8 @@ class MeasuredFolders:
         self._counted += max(found.st_blocks * 512, ENTRY_BYTES)
 
     def _deleted(self) -> Generator[None, None, None]:
-        """Deleted files that are open or mapped use space, too. Those of a process that is not
-        dumpable cannot be seen. Of a file that is only mapped, just the end of the mapping is
-        known."""
+        """Deleted files that are open or mapped use space, too. Those of processes that are not
+        dumpable are invisible. Of a file that is only mapped, the end of the mapping counts."""
         devices = {os.stat(root).st_dev for root in self._roots}
         seen: set[tuple[int, int]] = set()
         for pid in self._pids():

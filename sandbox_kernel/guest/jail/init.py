@@ -11,8 +11,7 @@ its state file and its /proc/meminfo. The host connects once for each request. R
     {"kind": "clear"}  (ends all processes except the guest programs, which keep the sandbox)
 
 The descriptors of an ``exec``'s stdin, stdout and stderr travel with the request (two of them:
-stderr goes to the log), so no data passes through here; a terminal's master goes back with the
-answer.
+stderr goes to the log), and a terminal's master with the answer: no data passes through here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The jail's own /proc/meminfo: its limit and its use, in place of the host's figures.
 
-The host makes the file and mounts it read-only; process 1 of the jail updates it through a
-descriptor.
+The host mounts the file read-only; process 1 of the jail updates it through a descriptor.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ def meminfo(total: int, used: int) -> bytes:
     free = max(0, total - used)
     values = {"MemTotal": total, "MemFree": free, "MemAvailable": free, **dict.fromkeys(_ZEROS, 0)}
     values.update({"Active": used, "Active(anon)": used, "AnonPages": used})
-    lines = (
-        f"{name + ':':<16}{min(value, total) // 1024:>12} kB" for name, value in values.items()
-    )
-    return ("\n".join(lines) + "\n").encode()
+    sizes = {name: min(value, total) // 1024 for name, value in values.items()}
+    return "".join(f"{name + ':':<16}{size:>12} kB\n" for name, size in sizes.items()).encode()
 
 
 class MemoryView:

@@ -1,8 +1,7 @@
 """Limits that process 1 of the jail watches, because the host's Linux does not enforce them.
 
-Memory and process count are watched where the host has no cgroup for the jail; the size of the
-workspace and home folders is always watched. A watch sees an excess after the fact, so it checks
-more often the closer a limit is.
+Memory and process count are watched where the host has no cgroup for the jail, the size of the
+folders always. A watch sees an excess after the fact, so it checks more often near a limit.
 """
 
 from __future__ import annotations
@@ -94,15 +93,13 @@ def _memory_of_folders() -> int:
 
 
 def _unattached_segments() -> int:
-    """System V shared memory that no process has mapped. (A mapped segment counts for the
-    processes that map it.)"""
+    """System V shared memory that no process has mapped. (Mapped, it counts for processes.)"""
     segments = map(str.split, _read("/proc/sysvipc/shm").splitlines()[1:])
     return sum(int(fields[14]) for fields in segments if len(fields) > 14 and fields[6] == "0")
 
 
 def proportional(process: Process) -> tuple[int | None, int]:
-    """The PSS of a process, and how much of it is in-memory files. None if it hides that: it is not
-    dumpable."""
+    """The PSS of a process, None if it is not dumpable, and how much of it is in-memory files."""
     sizes = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
         name, _, value = line.partition(":")
@@ -146,8 +143,7 @@ def _mib(size: int) -> str:
 class Watch:
     """Checks the limits, kills the processes that exceed them, and reports each kill.
 
-    ``report`` gets a dictionary for each kill (kind, pid, name, used, limit, text); processes for
-    which ``is_main`` is true are killed last.
+    ``report`` gets a dictionary for each kill; processes with ``is_main`` are killed last.
     """
 
     def __init__(
@@ -213,8 +209,7 @@ class Watch:
             if self._may_be_a_fork(excess, hidden):
                 return SHORTEST
             if ending:
-                # Memory that is being freed may be in-memory files, but no mapping of another
-                # process.
+                # What is being freed may be in-memory files, but no other process's mapping.
                 excess -= _memory_of_folders()
             # The largest, as many at once as it takes: while one dies, the others would grow.
             for process in sorted(found, key=lambda p: (self._is_main(p.pid), -p.rss)):

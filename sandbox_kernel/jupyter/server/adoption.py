@@ -57,17 +57,14 @@ class AdoptionHandler(APIHandler):
         self.finish(json.dumps([{**asdict(o), "adopted": not o.reason} for o in self._outcomes]))
 
 
+@dataclass(frozen=True)
 class Adopter:
     """Adopts kernels for one server, whose lock has the name ``server``."""
 
-    def __init__(
-        self, kernels: ServerKernels, internals: ServerInternals, *, server: str, timeout: float
-    ) -> None:
-        self._kernels = kernels
-        self._app = kernels.app
-        self._internals = internals
-        self._server = server
-        self._timeout = timeout
+    kernels: ServerKernels
+    internals: ServerInternals
+    server: str
+    timeout: float
 
     async def adopt_all(self) -> list[Outcome]:
         """Take over the kernels of all dead servers that served the same folder."""
@@ -75,7 +72,7 @@ class Adopter:
         away = [k for k in saved if host_identity.where(k.place) == "elsewhere"]
         outcomes = [_refused(k, f"it belongs to {host_identity.in_words(k.place)}") for k in away]
         servers = {k.server for k in saved} | known_servers()
-        for server in sorted(servers - {k.server for k in away} - {self._server}):
+        for server in sorted(servers - {k.server for k in away} - {self.server}):
             with taking_over(server) as dead:
                 # What was read before the lock may be another's by now.
                 theirs = [k for k in saved_kernels() if k.server == server]
@@ -93,43 +90,38 @@ class Adopter:
             return _refused(saved, str(error))
         if record.id == saved.provisioner.get("sandbox_id") and (user := user_of(record)):
             return _refused(saved, f"process {user} has taken it over, and uses it")
-        if saved.root_dir != self._app.root_dir:
+        if saved.root_dir != self.kernels.app.root_dir:
             return _refused(
                 saved,
                 f"it belongs to a server for {saved.root_dir}; start one there, or end it with "
                 f"`sandbox-kernel rm {saved.sandbox}`",
             )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 await self._adopt(saved)
         except (SandboxGone, SandboxNotFound) as error:
             saved.forget()
             return _refused(saved, str(error))
         except TimeoutError:
-            return _refused(saved, f"its sandbox did not answer within {self._timeout:g} s")
+            return _refused(saved, f"its sandbox did not answer within {self.timeout:g} s")
         except (SandboxError, DuplicateKernelError, LookupError, OSError, ValueError) as error:
             return _refused(saved, f"{type(error).__name__}: {error}")
         return Outcome(saved.kernel_id, saved.sandbox, saved.backend)
 
     async def _adopt(self, saved: SavedKernel) -> None:
-        multi = self._kernels.manager
-        manager, _, kernel_id = multi.pre_start_kernel(
-            saved.kernel_name, {"kernel_id": saved.kernel_id}
-        )
+        multi = self.kernels.manager
+        name, wanted = saved.kernel_name, {"kernel_id": saved.kernel_id}
+        manager, _, kernel_id = multi.pre_start_kernel(name, wanted)
         manager.kernel_id = kernel_id
         factory = KernelProvisionerFactory.instance(parent=multi)
-        provisioner = factory.create_provisioner_instance(
-            kernel_id, manager.kernel_spec, parent=manager
-        )
+        provisioner = factory.create_provisioner_instance(kernel_id, manager.kernel_spec, manager)
         if not isinstance(provisioner, SandboxProvisioner):
-            raise SandboxError(
-                f"the kernelspec {saved.kernel_name!r} is not one of a sandbox any more"
-            )
+            raise SandboxError(f"the kernelspec {name!r} is not one of a sandbox any more")
         await provisioner.load_provisioner_info(saved.provisioner)
         kernel = provisioner.kernel
         assert kernel is not None
         try:
-            await run(kernel.record(self._kernels.record_limit))
+            await run(kernel.record(self.kernels.record_limit))
             recording = await run(kernel.recorded(MAX_RECORDING))
             await self._enter(manager, provisioner, saved)
         except BaseException:
@@ -139,11 +131,11 @@ class Adopter:
             raise
         manager.execution_state = last_state(recording, multi.track_message_type)
         set_protocol_version(manager, protocol_version(recording))
-        ours = replace(saved, server=self._server, place=host_identity.here())
-        (await self._kernels.add(ours)).due = True
+        ours = replace(saved, server=self.server, place=host_identity.here())
+        (await self.kernels.add(ours)).due = True
         for session in saved.sessions:
             row = {key: session[key] for key in ("session_id", "path", "name", "type")}
-            await self._app.session_manager.save_session(**row, kernel_id=kernel_id)
+            await self.kernels.app.session_manager.save_session(**row, kernel_id=kernel_id)
 
     async def _enter(
         self, manager: Any, provisioner: SandboxProvisioner, saved: SavedKernel
@@ -154,16 +146,15 @@ class Adopter:
         manager.reason = ""
         manager.last_activity = datetime.now(timezone.utc)
         arguments = {"env": self._environment(saved), "cwd": saved.cwd}
-        await self._internals.enter_kernel(saved.kernel_id, manager, arguments)
+        await self.internals.enter_kernel(saved.kernel_id, manager, arguments)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).inc()
 
     def _environment(self, saved: SavedKernel) -> dict[str, str]:
-        """For restarts of the kernel. It is this server's environment: the earlier one is not on
-        disk."""
+        """For restarts of the kernel: this server's environment, as the other is not on disk."""
         if not saved.sessions:
             return dict(os.environ)
         first = saved.sessions[0]
-        return dict(self._app.session_manager.get_kernel_env(first["path"], first["name"]))
+        return dict(self.kernels.app.session_manager.get_kernel_env(first["path"], first["name"]))
 
 
 def _refused(saved: SavedKernel, reason: str) -> Outcome:

@@ -198,7 +198,7 @@ class SandboxServer(ExtensionApp):
         running = self._running
         assert running is not None
         kernels, internals, server = running.kernels, running.internals, running.lock.server
-        adopter = Adopter(kernels, internals, server=server, timeout=self.adopt_timeout)
+        adopter = Adopter(kernels, internals, server, self.adopt_timeout)
         try:
             outcomes = await adopter.adopt_all()
         except (SandboxError, OSError) as error:

@@ -19,8 +19,7 @@ _SCHEMA = Path(__file__).with_name("kernel_death.yaml")
 
 class KernelEvents:
     """An ``observers.Observer`` for one server, whose lock has the name ``server``. It ignores
-    kernels that the server has not started. With ``outlive``, kernels go on when this process exits
-    without shutting them down."""
+    kernels of others. With ``outlive``, kernels survive the exit of this process."""
 
     def __init__(self, kernels: ServerKernels, saver: Saver, *, server: str, outlive: bool) -> None:
         self._kernels = kernels

@@ -28,8 +28,7 @@ class NotStarted(web.HTTPError):
 
 
 def in_lines(text: str) -> str:
-    """A message as the dialog can show it. Its own line breaks stay, and so do long words: paths
-    and commands that somebody may want to copy."""
+    """A message as the dialog can show it. Long words stay whole: paths and commands to copy."""
     return "\n".join(
         textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()

@@ -57,8 +57,7 @@ class KernelOutput:
         return await run(kernel.recorded(self._kernels.record_limit, since))
 
     async def missed(self) -> tuple[Recording, list[list[bytes]], bool]:
-        """The whole recording, the part of it that no client has received, and whether earlier
-        messages may have been dropped to make room."""
+        """The recording, the part that no client has received, and whether older output is lost."""
         recording = await self.recorded()
         return await asyncio.to_thread(self._cut, recording)
 
@@ -97,12 +96,8 @@ def protocol_version(recording: Recording) -> str:
 
 
 def unanswered(recording: Recording, missed: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Cells that ended in the last ``missed`` messages of a recording: (header of the request,
-    content of the reply).
-
-    The reply itself went to a client that was gone. Its content follows from what the kernel
-    published.
-    """
+    """Header of the request and content of the reply, for each cell that ended in the last
+    ``missed`` messages. The reply itself went to a client that was gone."""
     replies: dict[str, dict[str, Any]] = {}
     ended = []
     for number, parts in enumerate(recording.messages, missed - len(recording.messages)):

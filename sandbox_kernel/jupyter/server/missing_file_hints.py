@@ -2,8 +2,7 @@
 sandbox does not see that folder, and the traceback does not say so.
 
 The name of the missing file comes from the sandbox and may be anything. It is only compared with
-names in the notebook's folder, no link is followed, and the answer goes to the browser only: the
-sandbox does not learn which files are there.
+names in the notebook's folder, no link is followed, and the sandbox does not learn the answer.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def hint(error: Mapping[str, Any], folder: str, workdir: str, upload: object) ->
 
 
 def _missed(error: Mapping[str, Any], folders: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Paths below the notebook's folder, in parts, that the cell may have missed. An absolute path
-    may begin with any of ``folders``."""
+    """Paths that the cell may have missed, in parts, relative to any of ``folders``."""
     kind, text = str(error.get("ename"))[:100], str(error.get("evalue"))[:_MOST_TEXT]
     if kind == "ModuleNotFoundError" and (found := _MODULE.search(text)):
         module = found[1].partition(".")[0]

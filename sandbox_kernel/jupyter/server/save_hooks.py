@@ -55,11 +55,10 @@ class Saver:
                     await self._look_for_save_as(kernel_id)
                     self.save_soon(kernel_id)
         elif action in ("rename", "copy", "delete"):
+            on_host = self._kernels.on_host
             async with self._moving:
                 try:
-                    await self._moved(
-                        action, self._kernels.on_host(source), self._kernels.on_host(path)
-                    )
+                    await self._moved(action, on_host(source), on_host(path))
                 except (SandboxError, OSError) as error:
                     self._log.error("The workspace of %s was not updated: %s", path, error)
 
@@ -93,11 +92,7 @@ class Saver:
         workspace = provisioner.saved_workspace if provisioner is not None else None
         if provisioner is None or workspace is None or provisioner.at_rest:
             return
-        event: dict[str, Any] = {
-            "kernel_id": kernel_id,
-            "workspace": workspace.name,
-            "notebook": workspace.notebook,
-        }
+        event = _event(kernel_id, workspace)
         try:
             await asyncio.to_thread(_note, workspace)
             report = await provisioner.save(wake=False)
@@ -122,9 +117,8 @@ class Saver:
         event["workspace"] = report.save.workspace  # the notebook may have been renamed meanwhile
         if kernel_id in self._failing:
             self._failing.discard(kernel_id)
-            self._kernels.say(
-                kernel_id, f"The files of this notebook's kernel are saved again ({report})."
-            )
+            text = f"The files of this notebook's kernel are saved again ({report})."
+            self._kernels.say(kernel_id, text)
         for problem in report.save.problems[:_MOST_PROBLEMS]:
             self._log.warning("Workspace %s: %s", report.save.workspace, problem)
         self._emit(
@@ -141,15 +135,8 @@ class Saver:
 
     def tell_unsaved(self, kernel_id: str, unsaved: Unsaved) -> None:
         """Emit an event: the last save of a kernel has failed, and its sandbox is kept."""
-        self._emit(
-            {
-                "kernel_id": kernel_id,
-                "workspace": unsaved.name,
-                "notebook": unsaved.notebook,
-                "status": "failed",
-                "message": advice(unsaved),
-            }
-        )
+        failed = {"status": "failed", "message": advice(unsaved)}
+        self._emit({**_event(kernel_id, unsaved), **failed})
 
     def _emit(self, data: dict[str, Any]) -> None:
         self._events.emit(schema_id=SAVE_EVENTS, data=data)
@@ -174,10 +161,9 @@ class Saver:
                     self._log.info("Workspace %s is kept until gc: %s was deleted", name, notebook)
                 continue
             moved = target + notebook[len(subject) :]
+            new = name_for_notebook(moved)
             follow = notebook_identity.move if action == "rename" else notebook_identity.copy
-            self._warn(
-                await asyncio.to_thread(follow, store, name, name_for_notebook(moved), moved)
-            )
+            self._warn(await asyncio.to_thread(follow, store, name, new, moved))
         if action == "rename":
             for kernel_id, provisioner in self._running(source):
                 await self._follow(kernel_id, provisioner, source, target)
@@ -197,12 +183,12 @@ class Saver:
             try:
                 id_, changes = await asyncio.to_thread(_copy_for, workspace.name, notebook)
             except (SandboxError, OSError) as error:
-                self._log.error("The workspace of %s was not updated: %s", notebook, error)
+                what = f"the workspace of {notebook}"
+                self._log.error("Kernel %s: %s was not updated: %s", kernel_id, what, error)
                 return
             self._warn(changes)
-            source = workspace.notebook
             provisioner.saved_workspace = replace(workspace, id=id_)
-            await self._follow(kernel_id, provisioner, source, notebook)
+            await self._follow(kernel_id, provisioner, workspace.notebook, notebook)
 
     def _given_to(self, kernel_id: str) -> str:
         """The new notebook of a kernel that its own notebook has lost; empty if there is none."""
@@ -242,6 +228,11 @@ class Saver:
             self._log.warning("%s.", line)
 
 
+def _event(kernel_id: str, workspace: KernelWorkspace | Unsaved) -> dict[str, Any]:
+    named = {"workspace": workspace.name, "notebook": workspace.notebook}
+    return {"kernel_id": kernel_id, **named}
+
+
 def _note(workspace: KernelWorkspace) -> None:
     """Update the store's record of a saved notebook."""
     store = open_store()
@@ -250,8 +241,7 @@ def _note(workspace: KernelWorkspace) -> None:
 
 
 def _copy_for(name: str, notebook: str) -> tuple[str, list[str]]:
-    """Start a notebook's workspace with the latest save of another, unless it has saves: its id,
-    and messages about what changed."""
+    """Copy a workspace's latest save to a notebook's own, if that has none. Its id, and changes."""
     store = open_store()
     new = name_for_notebook(notebook)
     id_, changes = notebook_identity.claim(store, new, notebook)

@@ -2,12 +2,10 @@
 
 All of it is in ``<data dir>/servers``, which only this user can read. Each kernel has two files:
 ``<name>.json`` says where the kernel is and how to talk to it (with the key that signs its
-messages; it comes from the host, not from the sandbox), ``<name>.seen`` marks the last message that
-a client received.
+messages, which the host chose), ``<name>.seen`` marks the last message that a client received.
 
-Each server holds a lock on its own file as long as its process lives. Kernels name the server that
-they belong to. A process that gets another server's lock knows that this server is dead, and may
-take its kernels; nobody else can meanwhile.
+Each server holds a lock on its own file as long as its process lives. Kernels name their server. A
+process that gets another server's lock knows that it is dead, and alone may take its kernels.
 """
 
 from __future__ import annotations
@@ -154,8 +152,8 @@ def taking_over(server: str) -> Iterator[bool]:
 
 
 def known_servers() -> set[str]:
-    """Servers of this host that hold a lock, and dead ones that left theirs. Servers of another
-    host that shares the folder are not listed: this host cannot know whether they are dead."""
+    """Servers of this host that hold a lock, and dead ones that left theirs. Not those of other
+    hosts that share the folder: this host cannot know whether they are dead."""
     return {path.stem for path in _folder().glob("*.lock") if _of_this_host(path)}
 
 

@@ -1,5 +1,4 @@
-"""The kernels of a server that run in sandboxes: what is on disk about them for the next server,
-their output, and their notebooks."""
+"""The kernels of a server that run in sandboxes: their files on disk, output, and notebooks."""
 
 from __future__ import annotations
 
@@ -54,9 +53,8 @@ class ServerKernels:
         try:
             await self._write(saved)
         except OSError as error:  # a full disk is no reason to refuse a kernel that runs
-            self.log.warning(
-                "Kernel %s goes on, but the next server will not find it: %s", kernel_id, error
-            )
+            text = "Kernel %s goes on, but the next server will not find it: %s"
+            self.log.warning(text, kernel_id, error)
         if kernel_id not in self.outputs:
             self.outputs[kernel_id] = KernelOutput(self, kernel_id)
         return self.outputs[kernel_id]
@@ -126,7 +124,5 @@ class ServerKernels:
                 try:
                     await self._write(saved)
                 except OSError as error:
-                    self.log.warning(
-                        "The next server will not find the session of kernel %s: %s",
-                        *(kernel_id, error),
-                    )
+                    text = "The next server will not find the session of kernel %s: %s"
+                    self.log.warning(text, kernel_id, error)

@@ -59,8 +59,7 @@ class ServerShutdown:
         self._log = kernels.log
 
     async def end(self, kernel_ids: Iterable[str]) -> None:
-        """Shut these kernels down, their files saved first. If the process exits meanwhile, it
-        continues at its exit."""
+        """Save the files of these kernels, and shut them down; the process does not exit before."""
         async with asyncio.TaskGroup() as tasks:
             for kernel_id in kernel_ids:
                 provisioner = self._kernels.provisioner(kernel_id)
@@ -122,8 +121,7 @@ class ServerShutdown:
             async with asyncio.timeout(_INFO_TIMEOUT):
                 return await run(_measure_memory(sandbox.backend, sandbox.name))
         except (SandboxError, OSError) as error:
-            name = sandbox.name
-            self._log.warning("The memory that sandbox %s uses is not known: %s", name, error)
+            self._log.warning("Sandbox %s does not say its memory: %s", sandbox.name, error)
             return 0
 
     async def _end_left(self, record: Record) -> bool:
@@ -158,9 +156,8 @@ class ServerShutdown:
             await self._save_and_pause(kernel_id, provisioner, pause=pause)
             await provisioner.detach()
         except Exception as error:  # noqa: BLE001  (the other kernels must be left in order, too)
-            self._log.warning(
-                "Kernel %s, in sandbox %s, is left as it is: %s", kernel_id, name, error
-            )
+            text = "Kernel %s, in sandbox %s, is left as it is: %s"
+            self._log.warning(text, kernel_id, name, error)
         self._manager.stop_watching_activity(kernel_id)
         self._manager.remove_kernel(kernel_id)
         self._log.info(

@@ -25,8 +25,7 @@ class UsedKernels:
         """By the kernel's manager."""
 
     def watch(self, start_watching: Any, kernel_id: str) -> None:
-        """Around ``MappingKernelManager.start_watching_activity``, which also runs after a restart
-        on other ports."""
+        """Around ``MappingKernelManager.start_watching_activity``. Also called after restarts."""
         start_watching(kernel_id)
         if self._kernels.provisioner(kernel_id) is None:
             return
@@ -40,8 +39,7 @@ class UsedKernels:
         self._used[manager] = self._used[manager] or self._answers_a_user(frames)
 
     def _answers_a_user(self, frames: list[bytes]) -> bool:
-        """Whether a kernel sends this because somebody used it. A hostile kernel can only make
-        itself look used."""
+        """Whether somebody used the kernel. A hostile kernel can only make itself look used."""
         envelope = open_envelope(frames)
         if envelope is None or "msg_type" not in envelope.parent:
             return False
@@ -58,8 +56,7 @@ class UsedKernels:
         return self._used.get(self._manager.get_kernel(kernel_id), True)
 
     def _given_up(self, manager: Any) -> None:
-        """The server could not restart a kernel and forgets it: nobody else would end its
-        sandbox."""
+        """The server could not restart a kernel and forgets it; only we end its sandbox."""
 
         async def end_sandbox() -> None:
             await ensure_async(manager.cleanup_resources())

@@ -131,9 +131,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         try:
             self._print(text, cell)
         except WebSocketClosedError:
-            self.log.warning(
-                "A tab of kernel %s has closed and does not show this: %s", self.kernel_id, text
-            )
+            self.log.warning("A tab of kernel %s has closed without: %s", self.kernel_id, text)
 
     def _print(self, text: str, cell: dict[str, Any] | None) -> None:
         content = {"name": "stderr", "text": f"{text}\n"}
@@ -185,8 +183,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         return self._live(outgoing_msg)
 
     def _live(self, parts: list[bytes]) -> None:
-        """The live channel lags behind the recording, so it may begin with messages that the
-        recording had."""
+        """Pass a live message on, unless the recording, which is ahead, had it."""
         if self._sent:
             if not self._sent.isdisjoint(_ids([parts])):
                 return
@@ -286,9 +283,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             await self._replay(recording.messages)
             if not first & sent:
                 await asyncio.sleep(_JOIN_PAUSE)
-        self.log.warning(
-            "Kernel %s publishes messages that its sandbox does not record.", self.kernel_id
-        )
+        self.log.warning("The sandbox of kernel %s does not record all output.", self.kernel_id)
 
     async def _replay(self, messages: Sequence[list[bytes]]) -> None:
         if messages:
