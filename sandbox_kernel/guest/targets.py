@@ -13,10 +13,12 @@ from ..wire.mux import Stream
 from ..wire.peer import Peer
 from ..wire.pump import Pump
 from .control_server import ControlServer
-from .kernel_process import CHANNELS, Kernel
+from .endpoints import CHANNELS
+from .kernel_process import Kernel
 from .listeners import ListenerPump, Listeners
 from .loop import Loop
 from .recorder import Recorder
+from .spares import QUIET
 from .workspace.helper_process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
@@ -123,12 +125,19 @@ class Targets:
             else:
                 pump.close(str(error))
 
+    def calm(self) -> bool:
+        """No message has passed for a while."""
+        return self._loop.time() - self._busy_at() > QUIET
+
+    def _busy_at(self) -> float:
+        """When a message last passed. Heartbeats do not count."""
+        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
+        return max(moved, default=0.0)
+
     def _polite(self) -> float:
         """Seconds that files wait before they go on: while cells run, a transfer takes a small
-        part of the machine, and else all of it. Heartbeats do not count."""
-        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
-        busy_at = max(moved, default=0.0)
-        return _PAUSE if self._loop.time() - busy_at < _QUIET else 0.0
+        part of the machine, and else all of it."""
+        return _PAUSE if self._loop.time() - self._busy_at() < _QUIET else 0.0
 
 
 class _KernelStream:
