@@ -249,6 +249,7 @@ class Kernel:
             "pid": self.pid,
             "exit_code": self.exit_code,
             "ended_at": self.ended_at,
+            "spare": self.spares.ready,
         }
 
     def usage(self) -> Dict[str, Any]:

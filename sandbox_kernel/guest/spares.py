@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..wire.event_loop import Cancellable, LoopLike
 from .endpoints import Endpoints, ipc_endpoints
-from .warm import MAX_REQUEST
+from .warm import MAX_REQUEST, READY, TAKEN
 from .warm_process import LAUNCHER
 from .warm_start import WarmStart, early_variables
 
@@ -81,6 +81,12 @@ class Spares:
         self.pid: Optional[int] = None
         self.making = False
         """A spare was forked, and may even have ended, but its pid is not known yet."""
+        self._started = False
+
+    @property
+    def ready(self) -> "Optional[int]":
+        """The pid of a spare that has started."""
+        return self.pid if self._started else None
 
     def keep(self, plan: KernelPlan) -> None:
         """Have a spare for such a kernel, when it is calm."""
@@ -128,6 +134,7 @@ class Spares:
         self._plan = None
         self._stop_timer()
         spare, pid, self._spare, self.pid = self._spare, self.pid, None, None
+        self._started = False
         if spare is not None:
             self._loop.remove_reader(spare.sock.fileno())
             spare.sock.close()  # by which it ends, if its pid is not known yet
@@ -197,21 +204,25 @@ class Spares:
         spare = self._spare
         assert spare is not None
         try:
-            answer = json.loads(spare.sock.recv(4096))
+            answer = spare.sock.recv(64)
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # it has ended
-            return self.close()
-        if self._taken is None:
+        except OSError:
+            answer = b""
+        if answer == READY and self._taken is None:
+            self._started = True
             self._later(_MEMORY_INTERVAL, self._check_memory)
-        elif answer.get("taken") and self.pid is not None:
+        elif answer == TAKEN and self._taken is not None and self.pid is not None:
             self._hand_over(spare, self.pid, self._taken)
+        elif answer != READY:  # it has ended
+            self.close()
 
     def _hand_over(self, spare: Spare, pid: int, taken: Taken) -> None:
         self._stop_timer()
         self._loop.remove_reader(spare.sock.fileno())
         spare.sock.close()
         self._plan = self._spare = self._taken = self.pid = None
+        self._started = False
         taken(pid)
 
     def _check_memory(self) -> None:

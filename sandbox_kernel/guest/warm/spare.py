@@ -5,7 +5,7 @@ run its user's extensions and startup files, and waits there for its identity.
 then runs its program as any kernel does. What depends on the kernel that it will be is put off:
 its key, its entry in the history, its extensions and startup files. The identity is one message of
 the agent on a SOCK_SEQPACKET socket: JSON ``{"env": {...}, "cwd": "...", "connection": {...}}``.
-The answer is ``{"taken": true}``; afterwards nothing of this module is left in the kernel. If
+The answer is ``taken``; afterwards nothing of this module is left in the kernel. If
 anything that a fresh kernel would find now differs from what this one found, it does not answer but
 ends, and the agent starts another kernel.
 """
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Dict, List
 
-MAX_REQUEST = 2**20  # as in __init__.py
+# As in __init__.py, which cannot be imported from here.
+MAX_REQUEST = 2**20
+READY, TAKEN = b"ready", b"taken"
 PR_SET_DUMPABLE = 4
 SESSION_NAME = "JPY_SESSION_NAME"
 
@@ -73,7 +75,7 @@ def arm(
         sys.stderr.flush()
         restore()
         changes = differences(given, os.environ)
-        sock.send(json.dumps({"ready": True}).encode())
+        sock.send(READY)
         message = sock.recv(MAX_REQUEST)
         if not message:
             os._exit(0)
@@ -93,7 +95,7 @@ def arm(
             app.shell.user_ns["__session__"] = os.environ[SESSION_NAME]
         app.shell.history_manager.new_session()
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        sock.send(json.dumps({"taken": True}).encode())
+        sock.send(TAKEN)
         sock.close()
 
     patch(IPKernelApp, "init_connection_file", load_endpoints)
