@@ -17,7 +17,7 @@ from ..wire.pump import Pump
 from ..wire.zmtp import COMMAND, READY, SUBSCRIBE_ALL, ZmtpFrame, ZmtpReader, speaks_plainly
 from .listeners import Handshake, Listeners
 
-_MAX_OPENING = 4096
+MAX_OPENING = 4096
 """Bytes. A client that says more to open its connection (many subscriptions) is not kept."""
 
 
@@ -39,7 +39,7 @@ class Direction:
     def feed(self, data: Buffer) -> None:
         self._reader.feed(data)
         while True:
-            frame = self._reader.next_frame(_MAX_OPENING if self._recording else -1)
+            frame = self._reader.next_frame(MAX_OPENING if self._recording else -1)
             if frame is None:
                 return
             if self._recording:
@@ -53,7 +53,7 @@ class Direction:
             greeting = self._reader.greeting or b""
             if speaks_plainly(greeting) and frame.flags & COMMAND and frame.body.startswith(READY):
                 self.opening = greeting + frame.encoded()
-        if not self.opening or len(self.subscriptions) > _MAX_OPENING or not frame.body:
+        if not self.opening or len(self.subscriptions) > MAX_OPENING or not frame.body:
             self.opening, self._recording = b"", False
 
 

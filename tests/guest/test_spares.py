@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,10 @@ def test_only_the_plain_command_line_has_spares(sandbox: Sandbox, command: list[
     assert sandbox.loop.waits == []
 
 
+def ready(sandbox: Sandbox) -> int | None:
+    return sandbox.spares.ready
+
+
 class Forked:
     """A spare that has started: the far ends of what the agent gave it."""
 
@@ -149,7 +154,7 @@ class Forked:
         sandbox.spares.keep(PLAN)
         sandbox.loop.pass_time()
         ((_, _, _, fds, started), _) = sandbox.warm.launches[-1]
-        self.sock = spares.socket.socket(fileno=os.dup(fds[-1]))
+        self.sock = socket.socket(fileno=os.dup(fds[-1]))
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
@@ -175,12 +180,12 @@ class Forked:
 def test_a_spare_is_given_up_when_memory_gets_short(sandbox: Sandbox) -> None:
     """And made again when there is enough."""
     spare = Forked(sandbox)
-    assert sandbox.spares.ready == spare.pid
+    assert ready(sandbox) == spare.pid
     sandbox.loop.pass_time()
-    assert sandbox.spares.ready == spare.pid
+    assert ready(sandbox) == spare.pid
     sandbox.memory = (4 * LEAST_MEMORY, LEAST_MEMORY // 4)
     sandbox.loop.pass_time()
-    assert sandbox.spares.ready is None
+    assert ready(sandbox) is None
     assert spare.ended
     sandbox.memory = (4 * LEAST_MEMORY, 3 * LEAST_MEMORY)
     sandbox.loop.pass_time()
@@ -199,7 +204,7 @@ def test_a_spare_is_taken_once(sandbox: Sandbox) -> None:
     assert b'"key": "secret"' in spare.sock.recv(4096)
     spare.answer(sandbox, TAKEN)
     assert taken == [spare.pid]
-    assert sandbox.spares.ready is None
+    assert ready(sandbox) is None
     assert sandbox.spares.fitting(PLAN, connection, "ipc") is None
     os.kill(spare.pid, 9)
     assert spare.ended
