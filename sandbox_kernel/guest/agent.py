@@ -15,8 +15,9 @@ from .kernel_process import Kernel
 from .loop import Loop
 from .recorder import Recorder
 from .sessions import Sessions
+from .spares import KernelPlan
 from .targets import Targets
-from .warm_process import WarmProcess
+from .warm_process import WarmProcess, kernel_environment
 from .workspace.helper_process import Helper
 
 _ALIVE_INTERVAL = 5.0
@@ -35,8 +36,10 @@ class Agent:
         )
         self._helper = Helper()
         self.targets = Targets(self.loop, self.kernel, self.recorder, self._helper)
+        self.kernel.spares.calm = self.targets.calm
         self.targets.calls = ControlCalls(self).by_name()
         self.sessions = Sessions(self.loop, self.targets)
+        self.sessions.on_copied = self.kernel.spares.renew
 
     def run(self) -> None:
         """Serve until shut down or abandoned."""
@@ -48,6 +51,7 @@ class Agent:
         finally:
             signal.set_wakeup_fd(-1)
             self.kernel.kill()
+            self.kernel.spares.close()
             self.kernel.warm.close()
             self._helper.close()
             agent_socket.close()
@@ -67,8 +71,8 @@ class Agent:
         self.kernel.reap()
         self._helper.go_on()
         # An unknown one may be the kernel that is being launched, whose exit code is needed.
-        if not self.kernel.launching:
-            _reap_orphans({self.kernel.pid, self.kernel.warm.pid})
+        if not self.kernel.launching and not self.kernel.spares.making:
+            _reap_orphans({self.kernel.pid, self.kernel.warm.pid, self.kernel.spares.pid})
 
     def _check_lease(self) -> None:
         if self.sessions.check_alive() > self.lease:
@@ -98,4 +102,5 @@ def main(folder: str, lease: float, warm: Optional[WarmProcess]) -> None:
     agent = Agent(folder, lease)
     if warm is not None:
         agent.kernel.warm.adopt(warm)
+        agent.kernel.spares.keep(KernelPlan(warm.command, kernel_environment({}), os.getcwd()))
     agent.run()

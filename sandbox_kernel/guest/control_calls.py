@@ -8,7 +8,6 @@ from ..wire import VERSION
 from .control_server import CallError, Later
 from .kernel_process import LOG_LIMIT, LaunchError
 from .recorder import MAX_LIMIT
-from .warm_process import kernel_command
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -51,12 +50,14 @@ class ControlCalls:
                 return later.fail(CallError(failure.kind, str(failure)))
             later.finish(self._kernel.status())
             self._agent.targets.kernel_launched()
-            if warm and spare:
-                self._kernel.warm.prepare(kernel_command(argv, self._agent.folder))
+            plan = self._kernel.plan(argv, env, cwd)
+            if warm and spare and self._kernel.warm.prepare(plan.command):
+                self._kernel.spares.keep(plan)
             else:
                 self._kernel.warm.close()
 
         if not warm:
+            self._kernel.spares.close()
             self._kernel.warm.close()
         self._kernel.launch(argv, env, cwd, connection, transport, done)
         return later

@@ -12,21 +12,20 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional
 
 from ..wire.event_loop import LoopLike
 from . import landlock
 from .commands.start import start
+from .endpoints import Endpoints, ipc_endpoints, tcp_endpoints
+from .spares import KernelPlan, Spares
 from .warm_process import CONNECTION_FILE, kernel_command, kernel_environment, start_environment
 from .warm_start import WarmStart
 
-CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 LOG_LIMIT = 256 * 1024
 """Bytes of the kernel's own output that ``logs`` shows."""
 
 _TCP_CONNECT_TIMEOUT = 0.2
-
-Address = Union[str, "tuple[str, int]"]
 
 
 class LaunchError(Exception):
@@ -67,10 +66,12 @@ class Kernel:
         self._on_exit = on_exit
         self.warm = WarmStart(loop)
         self._layer = landlock.layer()
+        self.spares = Spares(loop, folder, self.warm, self._layer)
         self._launched = False
         self.launching = False
         """A kernel was started, and may even have ended, but its pid is not known yet."""
-        self._addresses: Dict[str, Address] = {}
+        self._sockets = os.path.join(folder, "k0")
+        self._endpoints = Endpoints({}, {})
 
     @property
     def running(self) -> bool:
@@ -85,20 +86,51 @@ class Kernel:
         transport: str,
         done: Callable[[Optional[LaunchError]], None],
     ) -> None:
-        """Start a kernel, from the warm one if that fits. ``done`` gets None or the failure."""
+        """Start a kernel: the spare, or a fork of the warm one, or a new process, whichever fits
+        first. ``done`` gets None or the failure."""
         if self.running or self.launching:
             return done(LaunchError("a kernel is already running, with pid %s" % self.pid))
         self.generation += 1
+        plan = self.plan(argv, env, cwd)
+        spare = self.spares.fitting(plan, connection, transport)
+        if spare is None:
+            self.spares.close()
+            return self._launch_new(plan, connection, transport, done)
+        try:
+            self._listen_in(spare.folder, spare.endpoints, connection)
+        except OSError as error:
+            self.spares.close()
+            return done(LaunchError(str(error)))
+        self.launching = True
+        output = spare.output
+
+        def taken(pid: Optional[int]) -> None:
+            self.launching = False
+            if pid is None:
+                return self._launch_new(plan, connection, transport, done)
+            self._launched_as(pid, output)
+            done(None)
+            self.reap()
+
+        self.spares.take(plan, connection, taken)
+
+    def plan(self, argv: List[str], env: Dict[str, str], cwd: str) -> KernelPlan:
+        """What a kernel with these arguments of ``launch`` is started with."""
+        return KernelPlan(kernel_command(argv, self._folder), kernel_environment(env), cwd or "/")
+
+    def _launch_new(
+        self,
+        plan: KernelPlan,
+        connection: Dict[str, Any],
+        transport: str,
+        done: Callable[[Optional[LaunchError]], None],
+    ) -> None:
+        command, environment, cwd = plan
         folder = os.path.join(self._folder, "k%d" % self.generation)
-        shutil.rmtree(os.path.join(self._folder, "k%d" % (self.generation - 1)), True)
-        command = kernel_command(argv, self._folder)
-        environment = kernel_environment(env)
         try:
             os.makedirs(folder, 0o700, exist_ok=True)
-            endpoints = self._endpoints(folder, transport)
-            path = os.path.join(self._folder, CONNECTION_FILE)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump({**connection, **endpoints}, file)
+            endpoints = ipc_endpoints(folder) if transport == "ipc" else tcp_endpoints()
+            self._listen_in(folder, endpoints, connection)
             null = os.open(os.devnull, os.O_RDONLY)
         except OSError as error:
             return done(LaunchError(str(error)))
@@ -117,7 +149,7 @@ class Kernel:
                     prepare = partial(landlock.enter, self._layer) if self._layer >= 0 else None
                     start_env = start_environment(command, environment)
                     streams = (null, write, write)
-                    pid = start(command, start_env, cwd or ".", streams, prepare=prepare)
+                    pid = start(command, start_env, cwd, streams, prepare=prepare)
             except (OSError, ValueError, IndexError) as error:
                 os.close(read)
                 kind = "missing" if isinstance(error, FileNotFoundError) else "launch"
@@ -125,35 +157,35 @@ class Kernel:
             finally:
                 os.close(write)
                 os.close(null)
-            self._launched = True
-            self.pid = pid
-            self.exit_code = self.ended_at = None
-            os.set_blocking(read, False)
-            self._loop.add_reader(read, self._output, read)
+            self._launched_as(pid, read)
             done(None)
             self.reap()  # it may have ended before its pid was known
 
-        given = (null, write, write) if self._layer < 0 else (null, write, write, self._layer)
-        self.warm.launch(command, environment, cwd or "/", given, started)
+        layer = () if self._layer < 0 else (self._layer,)
+        fds = (null, write, write, *layer)
+        self.warm.launch(command, environment, cwd, fds, started, layer=bool(layer))
 
-    def _endpoints(self, folder: str, transport: str) -> Dict[str, Any]:
-        if transport == "ipc":
-            prefix = os.path.join(folder, "c")
-            ports = list(range(1, len(CHANNELS) + 1))
-            self._addresses = {c: "%s-%d" % (prefix, p) for c, p in zip(CHANNELS, ports)}
-        else:
-            prefix = "127.0.0.1"
-            ports = _free_ports(len(CHANNELS))
-            self._addresses = {c: (prefix, p) for c, p in zip(CHANNELS, ports)}
-        values: Dict[str, Any] = {"%s_port" % c: p for c, p in zip(CHANNELS, ports)}
-        return {**values, "transport": transport, "ip": prefix}
+    def _listen_in(self, folder: str, endpoints: Endpoints, connection: Dict[str, Any]) -> None:
+        """Set where the next kernel listens. The last one's sockets are deleted."""
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._sockets, self._endpoints = folder, endpoints
+        path = os.path.join(self._folder, CONNECTION_FILE)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump({**connection, **endpoints.fields}, file)
+
+    def _launched_as(self, pid: int, output: int) -> None:
+        self._launched = True
+        self.pid = pid
+        self.exit_code = self.ended_at = None
+        os.set_blocking(output, False)
+        self._loop.add_reader(output, self._output, output)
 
     def connect(self, channel: str) -> Optional[socket.socket]:
         """A connection to one of the kernel's sockets, or None if it does not listen (yet).
 
         It never waits, because a stopped kernel accepts nobody. OSError if no descriptor is left.
         """
-        address = self._addresses.get(channel)
+        address = self._endpoints.addresses.get(channel)
         if address is None or not self.running:
             return None
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
@@ -217,6 +249,7 @@ class Kernel:
             "pid": self.pid,
             "exit_code": self.exit_code,
             "ended_at": self.ended_at,
+            "spare": self.spares.ready,
         }
 
     def usage(self) -> Dict[str, Any]:
@@ -234,14 +267,3 @@ class Kernel:
             "cpu_seconds": (int(fields[11]) + int(fields[12])) / ticks,
             "threads": int(fields[17]),
         }
-
-
-def _free_ports(count: int) -> List[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

@@ -6,14 +6,12 @@ plain local kernel often loses its first output that way. Here, requests to a ne
 those who listened to the last one, and the agent subscribes them as soon as they are back.
 """
 
-import contextlib
 from collections import deque
-from typing import Any, Callable, Deque, Set
+from typing import Callable, Deque, Set
 
 from ..wire.frames import Buffer
 from ..wire.mux import Stream
-from ..wire.pump import Pump
-from ..wire.zmtp import COMMAND, HELLO, READY, SUB_SOCKET, SUBSCRIBE_ALL, ZmtpReader
+from ..wire.zmtp import COMMAND, HELLO, READY, SUB_SOCKET, ZmtpReader
 
 RETURN_LIMIT = 3.0
 """Seconds after its launch that a kernel's requests wait for its listeners."""
@@ -79,6 +77,10 @@ class Listeners:
             self._away.popleft()
             self._back.add(stream)
 
+    def kept(self, stream: Stream) -> None:
+        """The kernel has closed the connection of one, which waits here for the next kernel."""
+        self._back.add(stream)
+
     def settled(self, stream: Stream) -> bool:
         """Its handshake is done, or it has left. True if it was awaited."""
         awaited = stream in self._back
@@ -89,38 +91,3 @@ class Listeners:
         """The session is over, and its clients are gone."""
         self._away.clear()
         self._back.clear()
-
-
-class ListenerPump(Pump):
-    """A pump of the output channel that keeps ``listeners`` informed."""
-
-    def __init__(self, listeners: Listeners, *pump: Any) -> None:
-        super().__init__(*pump)
-        self._listeners = listeners
-        self._handshake = Handshake()
-
-    def on_data(self, payload: Buffer) -> None:
-        super().on_data(payload)
-        shaken = not self._handshake.done and self._handshake.feed(payload)
-        if shaken and self._listeners.settled(self._stream):
-            self._subscribe()
-
-    def _subscribe(self) -> None:
-        if self._handshake.subscribable and not self._out:
-            # A few bytes fit into the buffer of a new connection. If it is broken, its reader
-            # finds out.
-            with contextlib.suppress(OSError):
-                self._sock.send(SUBSCRIBE_ALL)
-
-    def on_finished(self) -> None:
-        self._listeners.settled(self._stream)
-        super().on_finished()
-
-    def on_reset(self, reason: str) -> None:
-        self._listeners.settled(self._stream)
-        super().on_reset(reason)
-
-    def hung_up(self) -> None:
-        self._listeners.settled(self._stream)
-        if self._handshake.done:
-            self._listeners.lost()

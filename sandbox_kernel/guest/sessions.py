@@ -6,7 +6,7 @@ present one. ``rekey`` replaces the token, if this agent is a copy.
 
 import hmac
 from collections import deque
-from typing import Any, Deque, Optional
+from typing import Any, Callable, Deque, Optional
 
 from ..wire import VERSION, WireError
 from ..wire.connection import AgentConnection
@@ -24,6 +24,8 @@ class Sessions:
     def __init__(self, loop: Loop, targets: Targets) -> None:
         self.name = ""
         """Name of the sandbox, if ``rekey`` has set one."""
+        self.on_copied: Callable[[], object] = lambda: None
+        """Called when this sandbox has become a copy of another one."""
         self._loop = loop
         self._targets = targets
         self._attached_at = loop.time()
@@ -68,6 +70,7 @@ class Sessions:
         if known is None or not hmac.compare_digest(known.encode(), request["token"].encode()):
             return "token"
         reseed(bytes.fromhex(request["entropy"]))
+        self.on_copied()
         self._token = request["new_token"]
         self.name = request["name"]
         if self._peer is not None:

@@ -13,13 +13,18 @@ from ..wire.mux import Stream
 from ..wire.peer import Peer
 from ..wire.pump import Pump
 from .control_server import ControlServer
-from .kernel_process import CHANNELS, Kernel
-from .listeners import ListenerPump, Listeners
+from .endpoints import CHANNELS
+from .kernel_process import Kernel
+from .kernel_pump import Conversation, KernelPump
+from .listeners import Listeners
 from .loop import Loop
 from .recorder import Recorder
+from .spares import QUIET
 from .workspace.helper_process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
+_KEEP_LIMIT = 1.0
+"""Seconds that a connection which the kernel has closed is kept while that kernel still runs."""
 _PAUSE, _QUIET = 0.008, 0.1
 
 
@@ -46,9 +51,8 @@ class Targets:
         if kind == "control":
             self._controls.add(ControlServer(peer, stream, self.calls, self._controls.discard))
         elif kind == "kernel" and rest in CHANNELS:
-            waiting = _KernelStream(self, peer, stream, rest, self._loop.time())
-            self._waiting.append(waiting)
-            if waiting.listens:
+            self._wait(peer, stream, Conversation(rest))
+            if rest == "iopub":
                 self._listeners.opened(stream)
             self._connect_waiting()
         elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
@@ -81,10 +85,33 @@ class Targets:
             self._waiting.remove(waiting)
             self._listeners.settled(waiting.stream)
 
+    def _wait(self, peer: Peer, stream: Stream, conversation: Conversation) -> "_KernelStream":
+        waiting = _KernelStream(self, peer, stream, conversation, self._loop.time())
+        self._waiting.append(waiting)
+        return waiting
+
+    def _keep(self, peer: Peer, stream: Stream, conversation: Conversation) -> None:
+        """The kernel has closed a connection, and the next one can go on with it."""
+        waiting = self._wait(peer, stream, conversation)
+        waiting.after = self._kernel.generation
+        if conversation.listens:
+            self._listeners.kept(stream)
+        self._loop.call_later(_KEEP_LIMIT, self._check_kept, waiting)
+
+    def _check_kept(self, waiting: "_KernelStream") -> None:
+        """A kernel that goes on without a client meant to: the client finds that out."""
+        closed = waiting.after == self._kernel.generation and self._kernel.running
+        if closed and waiting in self._waiting:
+            self.stop_waiting(waiting)
+            waiting.stream.reset("the kernel has closed the connection")
+            waiting.peer.flush_soon()
+
     def _connect_waiting(self) -> None:
         """Connect the waiting streams to the kernel's sockets. Repeated while the kernel starts;
         how long that may take is the host's decision."""
         for waiting in list(self._waiting):
+            if waiting.after == self._kernel.generation:
+                continue
             if waiting.channel == "shell" and self._listeners.awaited:
                 continue
             try:
@@ -96,8 +123,10 @@ class Targets:
                 continue
             if sock is not None:
                 self._waiting.remove(waiting)
-                made = partial(ListenerPump, self._listeners) if waiting.listens else Pump
-                pump = made(self._loop, waiting.peer, waiting.stream, sock, self._pumps.pop)
+                peer, stream = waiting.peer, waiting.stream
+                own = (self._loop, peer, stream, sock, self._pumps.pop)
+                keep = partial(self._keep, peer)
+                pump = KernelPump(waiting.conversation, self._listeners, keep, *own)
                 self._pumps[pump] = waiting.channel
                 waiting.hand_over(pump)
         if self._waiting and self._kernel.running and self._connect_timer is None:
@@ -123,25 +152,39 @@ class Targets:
             else:
                 pump.close(str(error))
 
+    def calm(self) -> bool:
+        """No message has passed for a while."""
+        return self._loop.time() - self._busy_at() > QUIET
+
+    def _busy_at(self) -> float:
+        """When a message last passed. Heartbeats do not count."""
+        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
+        return max(moved, default=0.0)
+
     def _polite(self) -> float:
         """Seconds that files wait before they go on: while cells run, a transfer takes a small
-        part of the machine, and else all of it. Heartbeats do not count."""
-        moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
-        busy_at = max(moved, default=0.0)
-        return _PAUSE if self._loop.time() - busy_at < _QUIET else 0.0
+        part of the machine, and else all of it."""
+        return _PAUSE if self._loop.time() - self._busy_at() < _QUIET else 0.0
 
 
 class _KernelStream:
     """A stream to a channel of a kernel that does not listen yet; keeps what the client sends."""
 
     def __init__(
-        self, targets: Targets, peer: Peer, stream: Stream, channel: str, since: float
+        self,
+        targets: Targets,
+        peer: Peer,
+        stream: Stream,
+        conversation: Conversation,
+        since: float,
     ) -> None:
         self.peer = peer
         self.stream = stream
-        self.channel = channel
-        self.listens = channel == "iopub"
+        self.conversation = conversation
+        self.channel = conversation.channel
         self.since = since
+        self.after = 0
+        """The generation of the kernel that has closed the connection, or 0 if none has."""
         self._targets = targets
         self._early: List[Buffer] = []  # bounded by the stream's credit window
         stream.owner = self

@@ -7,7 +7,8 @@ when they start; other kernels are started plainly. ``warm/sitecustomize.py`` is
 
 import json
 import os
-from typing import Callable, Dict, List, Optional, Tuple
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..wire.descriptors import send_with_descriptors
 from ..wire.event_loop import Cancellable, LoopLike
@@ -17,7 +18,10 @@ from .warm_process import WarmProcess
 ANSWER_TIMEOUT = 30.0
 """Seconds for the warm kernel to import and fork; after that the kernel is started plainly."""
 
-_EARLY_VARIABLES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "PYDEVD", "DEBUGPY", "IPYTHON")
+_EARLY_VARIABLES = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "PYDEVD", "DEBUGPY", "IPYTHON"),
+    *("LANG", "LC_", "TZ", "EDITOR"),
+)
 
 Started = Callable[[Optional[int]], object]
 
@@ -33,7 +37,8 @@ class WarmStart:
     def __init__(self, loop: LoopLike) -> None:
         self._loop = loop
         self._warm: Optional[WarmProcess] = None
-        self._request: "Optional[Tuple[bytes, Tuple[int, ...], Started]]" = None
+        self._requests: "Deque[Tuple[bytes, Tuple[int, ...], Started]]" = deque()
+        """The first one has been sent."""
         self._timer: Optional[Cancellable] = None
 
     @property
@@ -46,6 +51,9 @@ class WarmStart:
         if self._warm is not None and self._warm.command == command:
             return True
         self.close()
+        return self._start(command)
+
+    def _start(self, command: List[str]) -> bool:
         try:
             warm = WarmProcess.start(command)
         except OSError:
@@ -65,9 +73,11 @@ class WarmStart:
         cwd: str,
         fds: Tuple[int, ...],
         started: Started,
+        **options: Any,
     ) -> None:
-        """Fork a kernel; ``started`` gets its pid, or None if there is no warm kernel for it."""
-        request = json.dumps({"env": environment, "cwd": cwd}).encode()
+        """Fork a kernel; ``started`` gets its pid, or None if there is no warm kernel for it.
+        ``warm/sitecustomize.py`` says which options and descriptors there are."""
+        request = json.dumps({"env": environment, "cwd": cwd, **options}).encode()
         fits = (
             self._warm is not None
             and self._warm.command == command
@@ -75,24 +85,28 @@ class WarmStart:
             and len(request) < MAX_REQUEST
             and early_variables(environment) == early_variables(dict(os.environ))
         )
-        if self._request is not None or not fits:
+        if not fits:
             started(None)
             return
-        self._request = (request, fds, started)
-        self._send()
+        self._requests.append((request, fds, started))
+        if len(self._requests) == 1:
+            self._send()
 
     def close(self) -> None:
-        """End the warm kernel. A launch that waits for it is started plainly."""
+        """End the warm kernel. Launches that wait for it are started plainly."""
+        self._end()
+        while self._requests:
+            self._settle(None)
+
+    def _end(self) -> None:
         if self._warm is not None:
             self._loop.remove_reader(self._warm.socket.fileno())
             self._warm.close()
             self._warm = None
-        self._settle(None)
 
     def _send(self) -> None:
         assert self._warm is not None
-        assert self._request is not None
-        request, fds, _ = self._request
+        request, fds, _ = self._requests[0]
         try:
             send_with_descriptors(self._warm.socket, request, fds)
         except OSError:
@@ -120,22 +134,26 @@ class WarmStart:
             self.close()
 
     def _start_over(self) -> None:
-        """The packages have changed: start another warm process for the request."""
+        """The packages have changed: start another warm process for the requests."""
         assert self._warm is not None
-        command, request = self._warm.command, self._request
-        self._request = None
-        self.close()
-        warm = self.prepare(command)
-        self._request = request
-        if not warm:
-            self._settle(None)
-        elif request is not None:
+        command = self._warm.command
+        self._stop_timer()
+        self._end()
+        if not self._start(command):
+            self.close()
+        elif self._requests:
             self._send()
 
     def _settle(self, pid: Optional[int]) -> None:
+        self._stop_timer()
+        if not self._requests:
+            return
+        _, _, started = self._requests.popleft()
+        if self._requests and self._warm is not None:
+            self._send()
+        started(pid)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        request, self._request = self._request, None
-        if request is not None:
-            request[2](pid)

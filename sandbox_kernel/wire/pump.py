@@ -70,8 +70,19 @@ class Pump:
 
     # --- from the socket to the stream
 
-    def hung_up(self) -> None:
-        """For subclasses: the far end of the socket has closed it."""
+    def _hung_up(self, reason: str) -> None:
+        """The far end of the socket has closed it. ``reason`` is empty if it did so in order."""
+        if reason:
+            return self.close(reason)
+        self._loop.remove_reader(self._fd)
+        self._stream.finish()
+        self._peer.flush_soon()
+        if self._stream.closed:
+            self._close_socket()
+
+    def _received(self, data: Buffer) -> Buffer:
+        """For subclasses: bytes of the socket. What is returned goes to the stream."""
+        return data
 
     def _readable(self) -> None:
         try:
@@ -79,21 +90,14 @@ class Pump:
         except BlockingIOError:
             return
         except OSError as error:
-            self.hung_up()
-            return self.close(str(error))
+            return self._hung_up(str(error))
         if not data:
-            self.hung_up()
-            self._loop.remove_reader(self._fd)
-            self._stream.finish()
-            self._peer.flush_soon()
-            if self._stream.closed:
-                self._close_socket()
-            return
+            return self._hung_up("")
         self._read_size = min(max(2 * len(data), _MIN_READ), _MAX_READ)
         if self._on_input is not None:
             self._on_input()
         self.moved_at = self._loop.time()
-        self._stream.write(data)
+        self._stream.write(self._received(data))
         self._peer.flush_soon()
         if self._stream.full:
             self._stream.waiting = True
@@ -154,7 +158,7 @@ class Pump:
         except BlockingIOError:
             pass
         except OSError as error:
-            return self.close(str(error))
+            return self._write_failed(str(error))
         if bool(out) != self._writing:
             self._writing = bool(out)
             if self._writing:
@@ -165,6 +169,9 @@ class Pump:
         self._pace()
         if not out and self._finish_after_out:
             self._finish()
+
+    def _write_failed(self, reason: str) -> None:
+        self.close(reason)
 
     def _pace(self) -> None:
         now = self._loop.time()

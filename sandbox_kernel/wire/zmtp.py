@@ -22,6 +22,14 @@ class ZmtpFrame(NamedTuple):
     size: int
     """Length of the body; ``body`` is empty if that is more than the reader wanted."""
 
+    def encoded(self) -> bytes:
+        """The frame as it was sent."""
+        return (
+            bytes([self.flags])
+            + self.size.to_bytes(8 if self.flags & LONG else 1, "big")
+            + self.body
+        )
+
 
 class ZmtpReader:
     """Cuts one direction of a connection into its greeting and its frames."""
@@ -30,6 +38,7 @@ class ZmtpReader:
         self.greeting: Optional[bytes] = None
         self._data = bytearray()
         self._skip = 0  # bytes of a body that nobody wants
+        self._more = False  # the last frame is not the last of its message
 
     def feed(self, data: Buffer) -> None:
         if self._skip:
@@ -46,6 +55,11 @@ class ZmtpReader:
         """The flags of the next frame, if it has begun."""
         return self._data[0] if self.greeting is not None and self._data else None
 
+    @property
+    def between_messages(self) -> bool:
+        """All that was fed has been read, and ends with a message."""
+        return not self._data and not self._skip and not self._more
+
     def next_frame(self, most: int) -> Optional[ZmtpFrame]:
         """The next frame, if it is complete. One with a body longer than ``most`` comes without
         it, as soon as its header is there; the body is skipped."""
@@ -60,12 +74,14 @@ class ZmtpReader:
         if size > most:
             here = min(size, len(data) - header)
             self._skip = size - here
+            self._more = bool(flags & MORE)
             del data[: header + here]
             return ZmtpFrame(flags, b"", size)
         end = header + size
         if len(data) < end:
             return None
         body = bytes(data[header:end])
+        self._more = bool(flags & MORE)
         del data[:end]
         return ZmtpFrame(flags, body, size)
 

@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -457,7 +458,8 @@ def test_a_kernel_that_dies_before_its_pid_is_known(tmp_path: Path) -> None:
     and only then of the number of the process that has ended: it still knows how that was."""
     agent = Agent(str(tmp_path), 60.0)
     launching: list[Callable[[int], object]] = []
-    agent.kernel.warm.launch = lambda *args: launching.append(args[-1])  # type: ignore[method-assign]
+    warm: Any = agent.kernel.warm
+    warm.launch = lambda *args, **options: launching.append(args[-1])
     agent.kernel.launch(["python"], {}, "/", {}, "ipc", lambda failure: None)
     child = os.fork()
     if not child:

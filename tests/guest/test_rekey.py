@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.guest.connector import EXIT_NO_AGENT, SOCKET
-from sandbox_kernel.guest.kernel_process import CHANNELS
+from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.guest.rekey import EXIT_REFUSED, MAX_REQUEST
 from sandbox_kernel.wire.handshake import REFUSALS, Refuse, Welcome
 from tests.guest.agents import FROM_PACKAGE, LIMIT, AgentProcess, Host, NewHost

@@ -15,7 +15,7 @@ from sandbox_kernel.guest import rekey
 from sandbox_kernel.guest.agent import Agent
 from sandbox_kernel.guest.commands import box
 from sandbox_kernel.guest.control_calls import CALLS, ControlCalls
-from sandbox_kernel.guest.kernel_process import CHANNELS
+from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 from sandbox_kernel.wire import codec, connection, fdlink, frames, handshake, lines, mux, session
 from sandbox_kernel.wire.codec import PREAMBLE

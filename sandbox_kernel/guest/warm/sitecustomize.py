@@ -7,9 +7,11 @@ request of the agent. In the child it simply returns: the interpreter goes on to
 nothing had been, with the right argv, sys.path, name and working directory.
 
 Requests come over a SOCK_SEQPACKET socket: JSON ``{"env": {...}, "cwd": "..."}`` with stdin,
-stdout and stderr as descriptors, and maybe a layer of Landlock that the kernel is to get. The
-answer is ``{"pid": n}``, or ``{"stale": true}`` if the packages have changed since they were
-imported: then this process ends, and the agent starts another.
+stdout and stderr as descriptors. With ``"layer": true`` a layer of Landlock follows, which the
+kernel is to get. With ``"spare": {...}`` the kernel stops in its start (``spare.py``), and the
+socket on which it gets its identity comes last. The answer is ``{"pid": n}``, or
+``{"stale": true}`` if the packages have changed since they were imported: then this process ends,
+and the agent starts another.
 
 Without a socket it is the first step of a kernel that is started plainly, and only lets the
 packages in that the image lacks. They come last on ``sys.path``, and neither the kernel's
@@ -20,6 +22,10 @@ import importlib
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List
+
 # As in __init__.py, which cannot be imported from here.
 FD_VARIABLE = "SANDBOX_KERNEL_WARM_FD"
 SAVED_VARIABLE = "SANDBOX_KERNEL_SAVED_PYTHONPATH"
@@ -27,6 +33,7 @@ PACKAGES_VARIABLE = "SANDBOX_KERNEL_PACKAGES"
 MAX_REQUEST = 2**20
 PR_SET_DUMPABLE = 4
 LANDLOCK_RESTRICT_SELF = 446
+HIGH_FD = 500
 
 # What a kernel has imported by the time that it has run its first cell.
 MODULES = (
@@ -73,17 +80,43 @@ def hide() -> None:
             sys.path.append(packages)
 
 
-def fingerprint() -> "list[object]":
-    """Changes whenever a fresh interpreter might find other modules than we have."""
-    marks: "list[object]" = []
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    for path in [*sys.path, *sorted({file for file in files if file})]:
-        try:
-            found = os.stat(path or ".")
-            marks.append((path, found.st_mtime_ns, found.st_size))
-        except OSError:
-            marks.append((path, None))
-    return marks
+def beside(name: str) -> "Any":
+    """A module of this folder. It does not appear in ``sys.modules``, and outlives this one."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = os.path.join(os.path.dirname(__file__), name + ".py")
+    found = spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def become(request: "Any", fds: "List[int]", spare: "Any", modules: "Any") -> None:
+    """In a fork: take on what the request says."""
+    import ctypes
+    import fcntl
+    import socket
+
+    libc = ctypes.CDLL(None)
+    if request.get("layer") and libc.syscall(LANDLOCK_RESTRICT_SELF, fds[3], 0) != 0:
+        raise OSError("the layer of Landlock was refused")
+    identity = None
+    if "spare" in request:
+        # Out of the way, so that the kernel's other descriptors get their usual numbers.
+        identity = fcntl.fcntl(fds[-1], fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    for target, source in enumerate(fds[:3]):
+        os.dup2(source, target)
+    for source in fds:
+        os.close(source)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if identity is not None:
+        spare.arm(socket.socket(fileno=identity), request["spare"], modules)
+    else:
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def serve(fd: int) -> None:
@@ -104,16 +137,17 @@ def serve(fd: int) -> None:
             importlib.import_module(name)
         except ImportError:  # another version of ipykernel; the kernel will import what it needs
             pass
+    spare = beside("spare")
     gc.freeze()
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)  # a module has started a thread, which no fork would have
     sock = socket.socket(fileno=fd)
-    mark = fingerprint()
+    modules = spare.Fingerprint()
     while True:
-        message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 4)
+        message, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST, 5)
         if not message:
             os._exit(0)
-        if fingerprint() != mark:
+        if not modules.unchanged():
             sock.send(json.dumps({"stale": True}).encode())
             os._exit(0)
         request = json.loads(message)
@@ -135,17 +169,11 @@ def serve(fd: int) -> None:
         os.close(leads)
         os.close(leading)
         sock.close()
-        if len(fds) > 3 and libc.syscall(LANDLOCK_RESTRICT_SELF, fds[3], 0) != 0:
-            os._exit(1)
-        for target, source in enumerate(fds[:3]):
-            os.dup2(source, target)
-        for source in fds:
-            os.close(source)
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
+        try:
+            become(request, fds, spare, modules)
+        except BaseException:  # noqa: BLE001 - whatever it is, this process ends
+            os._exit(1)  # it must not go on half made
         signal.set_wakeup_fd(-1)
-        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         gc.unfreeze()
         gc.enable()
         return

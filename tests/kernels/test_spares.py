@@ -1,0 +1,253 @@
+"""A restarted kernel is one that had already started, and nobody can tell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from sandbox_kernel.jupyter import pool
+from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.tunnel.background import submit
+from tests.helpers.waiting import wait_until
+
+from .conftest import StartKernel
+from .live import PATIENCE, Live
+
+PORTRAIT = """
+import asyncio, atexit, ctypes, gc, json, locale, logging, os, random, resource, signal, sys
+import threading, time, warnings
+def read(name):
+    with open(f"/proc/self/{name}") as file:
+        return file.read()
+def kind(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").split(":")[0].replace("/spare/", "/")
+    except OSError:
+        return "closed"
+_shell = get_ipython()
+_status = dict(line.split(":", 1) for line in read("status").splitlines())
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags),
+    "executable": sys.executable, "prefix": sys.prefix, "cmdline": read("cmdline"),
+    "comm": read("comm"), "cwd": os.getcwd(), "environ": dict(os.environ),
+    "leader": os.getpid() == os.getsid(0) == os.getpgrp(),
+    "parent": open(f"/proc/{os.getppid()}/comm").read(),
+    "signals": {str(n): str(signal.getsignal(n)) for n in (1, 2, 13, 15, 17)},
+    "masks": [_status[key].strip() for key in ("SigBlk", "SigIgn", "SigCgt")],
+    "stdio": [kind(n) for n in range(3)],
+    "descriptors": sorted(kind(n) for n in os.listdir("/proc/self/fd") if "/" not in kind(n)),
+    "buffering": [sys.__stdout__.line_buffering, sys.__stderr__.line_buffering],
+    "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "frozen": gc.get_freeze_count(),
+    "gc": gc.isenabled(), "thresholds": gc.get_threshold(),
+    "main": sys.modules["__main__"].__name__, "limits": read("limits"),
+    "ours": sorted(m for m in sys.modules if "sandbox" in m or m == "spare"),
+    "threads": sorted(t.name.rstrip("0123456789") for t in threading.enumerate()),
+    "umask": os.umask(0o22) or os.umask(0o22), "nice": os.nice(0),
+    "locale": locale.setlocale(locale.LC_ALL), "zone": time.tzname,
+    "loggers": sorted(logging.root.manager.loggerDict), "atexit": atexit._ncallbacks(),
+    "warnings": len(warnings.filters), "loop": type(asyncio.get_running_loop()).__name__,
+    "stdout": type(sys.stdout).__name__, "hook": type(sys.displayhook).__name__,
+    "extensions": sorted(_shell.extension_manager.loaded), "start": _shell.starting_dir,
+    "count": _shell.execution_count, "in": In, "out": Out,
+    "names": sorted(n for n in _shell.user_ns if not n.startswith("_")),
+    "hidden": sorted(set(_shell.user_ns_hidden)),
+    "magics": len(_shell.magics_manager.magics["line"]),
+    "backend": os.environ.get("MPLBACKEND"), "app": type(_shell.parent.parent).__name__,
+    "connection": _shell.parent.parent.connection_file,
+    "patched": [n for n in ("init_connection_file", "write_connection_file", "init_extensions")
+        if "spare" in getattr(type(_shell.parent.parent), n).__code__.co_filename],
+    "history": type(_shell.history_manager).new_session.__module__,
+}, default=str))
+"""
+
+
+def portrait(live: Live) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(live.ok(PORTRAIT).text())
+    return found
+
+
+def restart(live: Live) -> None:
+    live.manager.restart_kernel(now=True)
+    live.client.wait_for_ready(timeout=PATIENCE)
+
+
+def spare_of(kernel: SandboxedKernel) -> int:
+    """The pid of the spare, when it has started."""
+
+    def status() -> Any:
+        return submit(kernel.tunnel.control.call("status")).result(PATIENCE)
+
+    return int(wait_until(lambda: status()["spare"], "a spare"))
+
+
+def pid_of(live: Live) -> int:
+    return int(live.ok("import os; os.getpid()").value)
+
+
+def test_a_spare_cannot_be_told_from_a_fresh_kernel(start_kernel: StartKernel) -> None:
+    """Nor from one that was started plainly: 50 properties of the process and of IPython."""
+    live, fresh = start_kernel(), start_kernel(warm_start=False)
+    spare = spare_of(live.kernel)
+    restart(live)
+    restart(fresh)
+    found, expected = portrait(live), portrait(fresh)
+    assert pid_of(live) == spare
+    assert found == expected
+
+
+def test_a_spare_makes_a_start(start_kernel: StartKernel) -> None:
+    """A sandbox of the pool has one, which becomes its first kernel."""
+    try:
+        start_kernel(pool_size=1)
+        wait_until(lambda: [k for one in pool._pools.values() for k in one._ready], "a full pool")
+        ((waiting,),) = (one._ready for one in pool._pools.values())
+        spare = spare_of(waiting)
+        assert pid_of(start_kernel(pool_size=1)) == spare
+    finally:
+        submit(pool.drain_all()).result(PATIENCE)
+
+
+def test_history_goes_on_by_one(live: Live) -> None:
+    """A spare takes no number of a session before it is a kernel, nor one that another has."""
+    number = "get_ipython().history_manager.session_number"
+    live.ok("remembered = 1")
+    first = int(live.ok(number).value)
+    for step in (1, 2):
+        spare = spare_of(live.kernel)
+        restart(live)
+        assert pid_of(live) == spare
+        assert int(live.ok(number).value) == first + step
+    last = live.ok("[line for _, _, line in get_ipython().history_manager.get_range(-2)]").value
+    assert "remembered = 1" in last
+
+
+def test_dice_differ(live: Live) -> None:
+    """Two spares that are forked from the same interpreter are not the same dice."""
+    dice = "import random, uuid, tempfile; print(random.random(), uuid.uuid4(), tempfile.mktemp())"
+    seen = {live.ok(dice).text()}
+    for _ in range(2):
+        spare = spare_of(live.kernel)
+        restart(live)
+        assert pid_of(live) == spare
+        seen.add(live.ok(dice).text())
+    assert len(seen) == 3
+
+
+def test_startup_files_run_when_the_kernel_starts(live: Live) -> None:
+    """Not when the spare does: they see the kernel's environment, its files and its time."""
+    live.ok(
+        "import os\n"
+        "folder = os.path.join(get_ipython().profile_dir.location, 'startup')\n"
+        "os.makedirs(folder, exist_ok=True)\n"
+        "with open(os.path.join(folder, '00-now.py'), 'w') as file:\n"
+        "    file.write('import time; started_at = time.time(); word = open(\"word\").read()')\n"
+        "open('word', 'w').write('old')"
+    )
+    spare = spare_of(live.kernel)
+    before = float(live.ok("open('word', 'w').write('new'); import time; time.time()").value)
+    restart(live)
+    assert pid_of(live) == spare
+    assert live.ok("word").value == "'new'"
+    assert float(live.ok("started_at").value) > before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "open(os.path.join(get_ipython().profile_dir.location, 'ipython_config.py'), 'w').write("
+        "'c.InteractiveShell.ast_node_interactivity = \"all\"')",
+        "import sysconfig; open(os.path.join(sysconfig.get_path('purelib'), 'x.pth'), 'w')"
+        ".write('import sys; sys.x = 1')",
+        "os.unlink(get_ipython().history_manager.hist_file)",
+    ],
+    ids=["configuration", "package", "history"],
+)
+def test_a_spare_that_is_out_of_date_is_not_used(live: Live, change: str) -> None:
+    """A kernel that started before its configuration, packages or history changed would not be
+    what a fresh one is."""
+    spare = spare_of(live.kernel)
+    live.ok("import os; " + change)
+    restart(live)
+    assert pid_of(live) != spare
+    assert live.ok("6 * 7").value == "42"
+
+
+def test_clients_stay_connected(live: Live) -> None:
+    """A restart that takes less time than a client needs to connect again would be wasted."""
+    spare_of(live.kernel)
+    monitors = [
+        channel.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for channel in (live.client.shell_channel, live.client.iopub_channel)
+    ]
+    for _ in range(3):
+        restart(live)
+        assert live.ok("print('heard')").text() == "heard\n"
+    seen = [recv_monitor_message(m) for m in monitors if m.poll(0)]
+    for channel in (live.client.shell_channel, live.client.iopub_channel):
+        channel.socket.disable_monitor()
+    assert seen == []
+
+
+def test_a_client_whose_message_was_cut_off_connects_again(live: Live) -> None:
+    """The kernel was killed while it sent output: nobody can go on in the middle of a message."""
+    live.begin("print('begun')\nwhile True: print('x' * 100_000)")
+    restart(live)
+    assert live.ok("print('heard')").text() == "heard\n"
+
+
+def test_a_spare_is_one_kernel(live: Live) -> None:
+    """The second of two restarts in quick succession gets another process."""
+    seen = [pid_of(live)]
+    for _ in range(3):
+        seen.append(spare_of(live.kernel))
+        live.manager.restart_kernel(now=True)
+        restart(live)
+        seen.append(pid_of(live))
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_kernel_cannot_reach_its_spare(live: Live) -> None:
+    """Its memory and descriptors are closed to the kernel that runs beside it."""
+    live.ok(
+        f"""
+for name in ("mem", "environ", "fd/0", "maps"):
+    try:
+        open("/proc/{spare_of(live.kernel)}/" + name, "rb").read(1)
+    except PermissionError:
+        continue
+    raise AssertionError(name)
+"""
+    )
+
+
+def test_the_spare_may_die(live: Live) -> None:
+    """Another kernel is started instead, and gets a spare of its own."""
+    live.ok(f"import os; os.kill({spare_of(live.kernel)}, 9)")
+    restart(live)
+    assert live.ok("6 * 7").value == "42"
+    spare = spare_of(live.kernel)
+    restart(live)
+    assert pid_of(live) == spare
+
+
+@pytest.mark.slow
+def test_many_restarts_from_spares_leave_nothing(live: Live) -> None:
+    """Processes and files in the sandbox, and descriptors of its agent, are as many as before."""
+    count = """
+import glob, os
+len(glob.glob('/proc/[0-9]*')), sum(len(f) for _, _, f in os.walk('/tmp'))
+"""
+    spare_of(live.kernel)
+    restart(live)
+    spare_of(live.kernel)
+    before = live.ok(count).value
+    for _ in range(10):
+        spare = spare_of(live.kernel)
+        restart(live)
+        assert pid_of(live) == spare
+    spare_of(live.kernel)
+    assert live.ok(count).value == before
