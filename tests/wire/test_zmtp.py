@@ -68,6 +68,28 @@ def test_a_long_body_is_skipped_and_not_kept(size: int) -> None:
     assert most_kept < GREETING_SIZE
 
 
+def test_a_frame_is_encoded_as_it_was_sent() -> None:
+    """A short one and a long one."""
+    reader = ZmtpReader()
+    reader.feed(PLAIN_GREETING + b"\1\1y" + long(COMMAND, b"x" * 300))
+    assert [f.encoded() for f in frames(reader)] == [b"\1\1y", long(COMMAND, b"x" * 300)]
+
+
+@pytest.mark.parametrize("most", [PLENTY, -1], ids=["read", "skipped"])
+def test_where_a_message_ends(most: int) -> None:
+    """After its last byte, and nowhere else."""
+    message = b"\1\1y" + long(MORE, b"x" * 300) + b"\0\2zz"
+    reader = ZmtpReader()
+    reader.feed(PLAIN_GREETING)
+    ends = []
+    for at, byte in enumerate(2 * message, 1):
+        reader.feed(bytes([byte]))
+        frames(reader, most)
+        if reader.between_messages:
+            ends.append(at)
+    assert ends == [len(message), 2 * len(message)]
+
+
 def test_flags_are_known_before_the_frame_is_complete() -> None:
     """But not before the greeting is."""
     reader = ZmtpReader()
