@@ -12,7 +12,12 @@ NARROW_BANDWIDTH = 10e6
 """Bytes a second that the narrow link carries each way."""
 
 LIFE = ("start", "restart", "stop")
-WORK = ("bare_link", "round_trips", "large_output", "prints", "interrupt", "interrupt_flood")
+WORK = (
+    *("bare_link", "round_trips", "busy_round_trips", "large_output", "prints"),
+    *("interrupt", "interrupt_flood"),
+)
+LAST = ("notebook", "memory")
+"""Tasks with kernels of their own."""
 HOSTED = (*LIFE, "round_trips", "large_output", "prints", "interrupt")
 
 
@@ -54,7 +59,7 @@ class Column:
     """The KernelManager's transport. (The sandbox's provisioner turns ``tcp`` into IPC.)"""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Settings for the process that starts the kernels."""
-    tasks: tuple[str, ...] = (*LIFE, *WORK, "memory")
+    tasks: tuple[str, ...] = (*LIFE, *WORK, *LAST)
     """The tasks that are measured."""
     checkout: Path | None = None
     """Another checkout of the project, whose package is measured instead of the installed one."""

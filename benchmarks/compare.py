@@ -14,7 +14,7 @@ from benchmarks.worker import Samples, Sizes, Worker, WorkerFailed
 
 Progress = Callable[[str], object]
 
-ORDER = ("start", *WORK, "restart", "stop")
+ORDER = ("start", *WORK, "restart", "stop", "notebook")
 """The tasks of one round: the life of a kernel."""
 
 

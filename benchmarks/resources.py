@@ -68,12 +68,14 @@ def _part(pid: int, commands: dict[int, list[str]], stats: dict[int, list[str]])
         has_kernel = any(int(stat[1]) == pid for stat in stats.values())
         return "agent" if has_kernel else "connector"
     if "ipykernel_launcher" in command:
-        # A kernel is forked from the warm interpreter, and the agent is the parent of both.
-        younger = (
-            int(stat[1]) == parent and int(stat[19]) > int(stats[pid][19])
-            for stat in stats.values()
-        )
-        return "warm" if _is_guest_program(commands.get(parent, [])) and any(younger) else "kernel"
+        # The agent is the parent of the warm interpreter, the kernel and its spare, in this order.
+        if not _is_guest_program(commands.get(parent, [])):
+            return "kernel"
+        siblings = [sibling for sibling, stat in stats.items() if int(stat[1]) == parent]
+        siblings = [sibling for sibling in siblings if "ipykernel_launcher" in commands[sibling]]
+        siblings.sort(key=lambda sibling: int(stats[sibling][19]))
+        roles = ["kernel"] if len(siblings) == 1 else ["warm", "kernel", "spare"]
+        return roles[min(siblings.index(pid), len(roles) - 1)]
     return "other"
 
 

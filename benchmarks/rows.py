@@ -40,10 +40,13 @@ ROWS = {
     row.name: row
     for row in (
         Row("start", "start to first result, cold", "s", "start"),
-        Row("restart", "restart to first result", "s", "restart"),
+        Row("restart", "restart to first result, after 3 s idle", "s", "restart"),
+        Row("restart_again", "restart to first result, at once", "s", "restart"),
         Row("stop", "stop", "s", "stop"),
         Row("rtt_p50", "execute round trip, p50", "ms", "round_trips", _MS, sample="rtt"),
         Row("rtt_p99", "execute round trip, p99", "ms", "round_trips", _MS, percentile_99, "rtt"),
+        Row("rtt_busy", "... while the host process computes", "ms", "busy_round_trips", _MS),
+        Row("nbclient", "cell of a notebook, through nbclient", "ms", "notebook", _MS),
         Row("link", "round trip of the bare link", "ms", "bare_link", _MS),
         Row("throughput", "one large output", "MB/s", "large_output", _MB),
         Row("prints", "many prints", "s", "prints"),
@@ -57,6 +60,7 @@ ROWS = {
         Row("memory_all", "memory a kernel: its processes", "MB", "memory", _MB),
         Row("memory_kernel", "... the kernel itself", "MB", "memory", _MB),
         Row("memory_warm", "... the warm interpreter", "MB", "memory", _MB),
+        Row("memory_spare", "... the spare", "MB", "memory", _MB),
         Row("memory_agent", "... the agent", "MB", "memory", _MB),
         Row("memory_connector", "... the connector", "MB", "memory", _MB),
         Row("memory_init", "... the jail's init and monitor", "MB", "memory", _MB),

@@ -13,12 +13,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
 
 from benchmarks import scale
 from benchmarks.columns import Column
@@ -33,6 +38,8 @@ CALL_LIMIT = 900.0
 """Seconds that one task may take before its process is killed."""
 STOP_LIMIT = 60.0
 LOG_TAIL = 2000
+IDLE = 3.0
+"""Seconds without work before a start and a restart, in which pools and spares get ready."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,14 @@ class Tasks:
     def start(self) -> Samples:
         """Start a new kernel, which stays for the next tasks."""
         self.discard()
+        time.sleep(IDLE)
         self._kernel, seconds = LiveKernel.start(self._column)
         return {"start": [seconds]}
 
     def restart(self) -> Samples:
-        return {"restart": [self._ready().restart()]}
+        kernel = self._ready()
+        time.sleep(IDLE)
+        return {"restart": [kernel.restart()], "restart_again": [kernel.restart()]}
 
     def stop(self) -> Samples:
         kernel = self._ready()
@@ -90,6 +100,36 @@ class Tasks:
         before = Cpu.now()
         times = [kernel.round_trip() for _ in range(count)]
         return {"rtt": times, **_cpu_since(before, "rtt", count)}
+
+    def busy_round_trips(self) -> Samples:
+        """With another thread that holds the interpreter's lock whenever it can."""
+        kernel, done = self._ready(), threading.Event()
+
+        def compute() -> None:
+            while not done.is_set():
+                sum(range(1000))
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            return {"rtt_busy": [kernel.round_trip() for _ in range(self._sizes.round_trips // 4)]}
+        finally:
+            done.set()
+            thread.join()
+
+    def notebook(self) -> Samples:
+        """Cells that do nothing, each from its request until nbclient goes on to the next one."""
+        self.discard()
+        cells = [nbformat.v4.new_code_cell("pass") for _ in range(self._sizes.round_trips // 2)]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        client = NotebookClient(notebook, kernel_name=self._column.kernel)
+        times = []
+        with client.setup_kernel():
+            for index, cell in enumerate(cells):
+                begin = time.perf_counter()
+                client.execute_cell(cell, index)
+                times.append(time.perf_counter() - begin)
+        return {"nbclient": times}
 
     def bare_link(self) -> Samples:
         """Only for columns with a shaped link."""

@@ -224,7 +224,9 @@ class KernelConfiguration:
         False, "make a new hosted sandbox if a kernel is restarted whose sandbox is gone", BOOLEAN
     )
     warm_start: bool = setting(
-        True, "fork ipykernel from an interpreter that has its imports done", BOOLEAN
+        True,
+        "start ipykernel from a spare that has already started, or an interpreter with its imports",
+        BOOLEAN,
     )
     pool_size: int = _for_notebooks(
         0, "how many sandboxes wait ready for the next kernels (0: none)", number(int, "N", least=0)
