@@ -1,4 +1,4 @@
-"""Starts a kernel to see whether that works, for ``sandbox-kernel doctor``.
+"""Starts a kernel to see whether that works, and how long it takes, for ``sandbox-kernel doctor``.
 
 It goes the way of every client: a kernelspec of ours on disk, jupyter_client's KernelManager, the
 provisioner's entry point. So the user finds problems here and not in the first notebook.
@@ -11,28 +11,28 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.jupyter.kernelspec import template
+from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.spec import SETTINGS
+from sandbox_kernel.tunnel.background import run
 
 START, CELL = 60.0, 30.0
 """Seconds for the kernel to answer, and for its cell."""
+_SPARE = 10.0
+"""Seconds for a spare to be ready."""
 _NAME = "doctor"
 
 
 async def try_kernel(backend: str) -> str:
     """Start a kernel with the backend's defaults, run a cell in it and end it. Returns why that did
     not work, or an empty string. Leaves nothing behind."""
-    from jupyter_client.kernelspec import KernelSpecManager  # lazy: start-up time
-    from jupyter_client.manager import AsyncKernelManager  # lazy: start-up time
-
-    with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder, _defaults():
-        _write_kernelspec(Path(folder, _NAME), backend)
-        specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
-        manager = AsyncKernelManager(kernel_name=_NAME, kernel_spec_manager=specs)
+    with _manager(backend) as manager:
         try:
             await manager.start_kernel()
             return await _run_a_cell(manager)
@@ -43,6 +43,64 @@ async def try_kernel(backend: str) -> str:
         finally:
             if manager.has_kernel:
                 await asyncio.shield(manager.shutdown_kernel(now=True))
+
+
+Timeline = list[tuple[str, float]]
+"""Steps, with the milliseconds after which each was done."""
+
+
+async def profile_kernel(backend: str) -> dict[str, Timeline]:
+    """Start a kernel with the backend's defaults, cold, and restart it. Raises what goes wrong."""
+    with _manager(backend) as manager:
+        begin = time.perf_counter()
+        await manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        try:
+            kernel = manager.provisioner.kernel
+            start = await _until_first_result(client, dict(kernel.steps))
+            found = {"cold start": _since(begin, start)}
+            await _until_spare(kernel)
+            begin = time.perf_counter()
+            await manager.restart_kernel(now=True)
+            launched = "the kernel is launched"
+            marks = {launched: kernel.steps[launched]}
+            found["restart"] = _since(begin, await _until_first_result(client, marks))
+            return found
+        finally:
+            client.stop_channels()
+            await asyncio.shield(manager.shutdown_kernel(now=True))
+
+
+async def _until_first_result(client: Any, marks: dict[str, float]) -> dict[str, float]:
+    await client.kernel_info(reply=True, timeout=START)
+    marks["the kernel answers"] = time.perf_counter()
+    await client.execute("1 + 1", reply=True, timeout=CELL)
+    return {**marks, "the first cell has run": time.perf_counter()}
+
+
+def _since(begin: float, marks: dict[str, float]) -> Timeline:
+    return [(step, 1e3 * (at - begin)) for step, at in sorted(marks.items(), key=itemgetter(1))]
+
+
+async def _until_spare(kernel: Any) -> None:
+    """Wait until the next kernel has started, for a while. A small sandbox has no spare."""
+
+    async for _ in attempts(_SPARE):
+        if (await run(kernel.tunnel.control.call("status"))).get("spare"):
+            return
+
+
+@contextlib.contextmanager
+def _manager(backend: str) -> Iterator[Any]:
+    """A manager of a kernel with the backend's defaults."""
+    from jupyter_client.kernelspec import KernelSpecManager  # lazy: start-up time
+    from jupyter_client.manager import AsyncKernelManager  # lazy: start-up time
+
+    with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder, _defaults():
+        _write_kernelspec(Path(folder, _NAME), backend)
+        specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
+        yield AsyncKernelManager(kernel_name=_NAME, kernel_spec_manager=specs)
 
 
 def _write_kernelspec(folder: Path, backend: str) -> None:

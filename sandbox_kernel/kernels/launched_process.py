@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class KernelProcess:
         self.death = ""
         self.pid: int | None = None
         self.on_exit: Callable[[], object] = lambda: None
+        self.steps: dict[str, float] = {}
+        """When each step of the last start was done, by ``time.perf_counter``."""
         self._record = KernelRecord(handle)
         self._tasks = OwnedTasks()
         self._generation = 0
@@ -91,6 +94,7 @@ class KernelProcess:
             spare=spare,
             timeout=self.handle.spec.start_timeout,
         )
+        self.steps["the kernel is launched"] = time.perf_counter()
         await self._started(status)
 
     async def _note_earlier_kills(self) -> None:

@@ -9,6 +9,7 @@ import json
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class SandboxedKernel(KernelProcess):
             for text in handle.weaknesses:
                 log.info("Sandbox %s: %s", handle.name, text)
             kernel = cls(client, handle, log)
+            kernel.steps["the sandbox is there"] = time.perf_counter()
             async with kernel._removed_on_failure():
                 if not keep_unused and spec.lease_seconds > UNUSED_LEASE:
                     kernel._short_lease = await handle.set_lease(UNUSED_LEASE)
@@ -191,6 +193,7 @@ class SandboxedKernel(KernelProcess):
         token = secrets.token_hex(32)
         await self._record.claim(token)
         await self._open_tunnel(token)
+        self.steps["its agent answers"] = time.perf_counter()
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -216,6 +219,7 @@ class SandboxedKernel(KernelProcess):
             )
         await self._record.claim(token)
         await self._open_tunnel(token)
+        self.steps["its agent answers"] = time.perf_counter()
 
     async def _open_tunnel(self, token: str) -> None:
         self.tunnel = Tunnel(

@@ -80,6 +80,22 @@ def test_doctor_json(cli: Cli, no_sdk: str, jail: str) -> None:
     assert (other["ok"], other["checks"][0]["ok"]) == (False, False)
 
 
+def test_doctor_shows_where_the_time_of_a_start_goes(cli: Cli, jail: str) -> None:
+    """Step by step, for a cold start and for a restart; nothing is left behind."""
+    ran = cli("doctor", "--profile", "--json")
+    assert ran.returncode == 0, ran.stderr
+    timelines = json.loads(ran.stdout)["local"]
+    last = ["the kernel is launched", "the kernel answers", "the first cell has run"]
+    steps = {name: [mark["step"] for mark in marks] for name, marks in timelines.items()}
+    assert steps == {
+        "cold start": ["the sandbox is there", "its agent answers", *last],
+        "restart": last,
+    }
+    assert all(mark["milliseconds"] > 0 for marks in timelines.values() for mark in marks)
+    assert cli.names() == [jail]
+    assert "\nlocal, restart: milliseconds until\n" in cli("doctor", "local", "--profile").stdout
+
+
 def test_doctor_knows_its_patients(cli: Cli) -> None:
     """An unknown backend is an error that lists the known ones."""
     ran = cli("doctor", "nowhere")

@@ -25,6 +25,9 @@ _MARKS = {True: "v", False: "x", None: "!"}
 def add(commands: Commands) -> None:
     parser = add_command(commands, "doctor", run)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
+    parser.add_argument(
+        "--profile", action="store_true", help="show where the time of a kernel's start goes"
+    )
     parser.add_json()
 
 
@@ -34,18 +37,22 @@ def run(arguments: argparse.Namespace) -> int:
     Marks: v works, x does not, ! works with a remark; below it, what to do. The exit code is 0 if
     the named backends work; without names, all are shown and 'local' decides. With --json: a list
     of objects with the keys backend, ok, checks; each check has ok (true, false, or null for a
-    remark), what, fix.
+    remark), what, fix. With --profile, kernels of the named backends (default: local) are started
+    and restarted, and a timeline of each is shown.
 
     examples:
       sandbox-kernel doctor
       sandbox-kernel doctor local
       sandbox-kernel doctor --json
+      sandbox-kernel doctor --profile local
     """
     from sandbox_kernel.jupyter.kernelspec import list_kernelspecs  # lazy: start-up time
 
     unknown = sorted(set(arguments.backends) - set(backend_names()))
     if unknown:
         raise no_backend(unknown[0])
+    if arguments.profile:
+        return _profile(arguments.backends or [DEFAULT_BACKEND], arguments.json)
     asked = arguments.backends or backend_names()
     found = dict(zip(asked, foreground.run(_diagnose_all(asked)), strict=True))
     works = {backend: all(check.ok is not False for check in found[backend]) for backend in asked}
@@ -62,6 +69,29 @@ def run(arguments: argparse.Namespace) -> int:
                 _print(Diagnosis(None, f"kernel {spec.name}: outdated", spec.advice))
     needed = arguments.backends or [DEFAULT_BACKEND]
     return 0 if all(works.get(backend, False) for backend in needed) else 1
+
+
+def _profile(backends: Sequence[str], as_json: bool) -> int:
+    from sandbox_kernel.jupyter.trial_start import profile_kernel  # lazy: start-up time
+
+    found = {backend: foreground.run(profile_kernel(backend)) for backend in backends}
+    if as_json:
+        print_json(
+            {
+                backend: {
+                    name: [{"step": step, "milliseconds": round(at, 1)} for step, at in timeline]
+                    for name, timeline in timelines.items()
+                }
+                for backend, timelines in found.items()
+            }
+        )
+        return 0
+    for backend, timelines in found.items():
+        for name, timeline in timelines.items():
+            print(f"{backend}, {name}: milliseconds until")
+            for step, at in timeline:
+                print(f"  {at:7.0f}  {step}")
+    return 0
 
 
 async def _diagnose_all(backends: Sequence[str]) -> list[Sequence[Diagnosis]]:
