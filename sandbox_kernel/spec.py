@@ -228,6 +228,12 @@ class KernelConfiguration:
     warm_start: bool = setting(
         True, "fork ipykernel from an interpreter that has its imports done", BOOLEAN
     )
+    warm_spares: bool = setting(
+        True,
+        "have a spare sandbox for the next kernel, for a while after one was started",
+        BOOLEAN,
+    )
+    """Only of backends on this machine (``SandboxClient.makes_spares``)."""
     pool_size: int = _for_notebooks(
         0, "how many sandboxes wait ready for the next kernels (0: none)", number(int, "N", least=0)
     )

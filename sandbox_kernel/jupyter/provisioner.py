@@ -27,6 +27,7 @@ from sandbox_kernel.jupyter import (
     kernel_factory,
     kernel_workspace,
     observers,
+    pool,
     process_exit,
     teardown,
 )
@@ -248,7 +249,12 @@ class SandboxProvisioner(ProvisionedKernel):
     async def _launch(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> None:
-        argv = with_interpreter(argv, configuration.spec)
+        with pool.starting_a_kernel():
+            await self._launch_now(with_interpreter(argv, configuration.spec), env, configuration)
+
+    async def _launch_now(
+        self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
+    ) -> None:
         kernel = self._kernel or await self._create(argv, env, configuration)
         kernel.on_exit = partial(self._exited, kernel)
         kernel.listen(addresses(self.connection_info), self._folder)
@@ -267,6 +273,15 @@ class SandboxProvisioner(ProvisionedKernel):
         await set_up_pausing(kernel, configuration, self.connection_info)
         saved = self.saved_workspace  # the notebook is noted even if its files are not saved
         await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
+
+    async def expect(self) -> None:
+        """Have a spare for a kernel like this one, without starting it, if this process keeps
+        spares unasked. For a provisioner whose manager has never started a kernel."""
+        manager, configuration = self.parent, self.configuration()
+        assert manager is not None
+        argv = guest_command(manager.format_kernel_cmd(), manager.connection_file)
+        argv = with_interpreter(argv, configuration.spec)
+        await run(call(partial(kernel_factory.expect_kernel, configuration, argv, self.log)))
 
     async def _create(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration

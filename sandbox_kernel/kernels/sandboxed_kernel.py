@@ -304,6 +304,10 @@ class SandboxedKernel(KernelProcess):
                 *(self.handle.name, UNUSED_LEASE, error),
             )
 
+    async def keep_unused(self) -> None:
+        """Give the sandbox its whole lease, also if no client uses the kernel."""
+        await self._extend_lease()
+
     async def run_alongside(self, companion: Coroutine[Any, Any, None] | None) -> None:
         """Run this until the process lets go of the kernel, in place of an earlier companion."""
         await self._companion.cancel()

@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.spec import SETTINGS
+
 
 @contextlib.contextmanager
 def own_folders() -> Iterator[Path]:
-    """A folder for sandbox-kernel's ``data`` and ``run``. Its path is short: it holds sockets."""
+    """A folder for sandbox-kernel's ``data`` and ``run``. Its path is short: it holds sockets.
+
+    No spare sandboxes are kept: tests see that nothing is left behind, and count what there is.
+    Those of spares delete the variable.
+    """
     folder = Path(tempfile.mkdtemp(prefix="sk-")).resolve()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SANDBOX_KERNEL_DATA_DIR", str(folder / "data"))
             patch.setenv("SANDBOX_KERNEL_RUNTIME_DIR", str(folder / "run"))
+            patch.setenv(SETTINGS["warm_spares"].variable, "0")
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

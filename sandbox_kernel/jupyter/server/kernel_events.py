@@ -10,6 +10,7 @@ from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.save_hooks import Saver
 from sandbox_kernel.jupyter.server.saved_kernels import SavedKernel
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
+from sandbox_kernel.jupyter.server.warm_kernels import WarmKernels
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved
 
@@ -22,9 +23,18 @@ class KernelEvents:
     kernels that the server has not started. With ``outlive``, kernels go on when this process exits
     without shutting them down."""
 
-    def __init__(self, kernels: ServerKernels, saver: Saver, *, server: str, outlive: bool) -> None:
+    def __init__(
+        self,
+        kernels: ServerKernels,
+        saver: Saver,
+        warm: WarmKernels,
+        *,
+        server: str,
+        outlive: bool,
+    ) -> None:
         self._kernels = kernels
         self._saver = saver
+        self._warm = warm
         self._server = server
         self._outlive = outlive
         self._not_restarted: set[str] = set()
@@ -67,6 +77,9 @@ class KernelEvents:
         )
         if self._outlive and provisioner.kernel is not None:
             process_exit.disown(provisioner.kernel)
+        self._kernels.app.io_loop.add_callback(
+            self._warm.use, manager.kernel_name, manager.kernel_spec
+        )
         while provisioner.notices:
             self._kernels.say(kernel_id, provisioner.notices.pop(0))
 
