@@ -55,6 +55,8 @@ class Terms:
 
 unasked: Terms | None = None
 """The terms of pools that no setting asks for; None: there are none in this process."""
+shares_spares = True
+"""Without ``unasked``, this process takes spares of other processes, and leaves them some."""
 _pools: dict[str, Pool] = {}
 _under_way = 0
 _last_start = 0.0
@@ -74,7 +76,7 @@ def starting_a_kernel() -> Iterator[None]:
         _last_start = since_boot()
 
 
-async def _calm(quiet: float) -> None:
+async def calm(quiet: float) -> None:
     """Wait until no start is under way, nor was one for that many seconds."""
     while _under_way or since_boot() - _last_start < quiet:  # noqa: ASYNC110
         await asyncio.sleep(_LOOK)
@@ -148,7 +150,7 @@ class Pool:
 
     async def _fill_up(self) -> None:
         while len(self._ready) < self._terms.size:
-            await _calm(self._terms.quiet)
+            await calm(self._terms.quiet)
             if await self._memory_is_below(self._terms.least_memory):
                 return
             self._making = True
@@ -196,6 +198,6 @@ async def drain_all() -> None:
 
 def forget_all() -> None:
     """In a forked child: the pools belong to the parent, and so do starts that are under way."""
-    global _under_way, unasked
+    global _under_way, unasked, shares_spares
     _pools.clear()
-    _under_way, unasked = 0, None
+    _under_way, unasked, shares_spares = 0, None, True

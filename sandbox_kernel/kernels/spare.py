@@ -44,6 +44,10 @@ class SparePlan:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SparePlan:
+        return cls(values["backend"], values["spec"], tuple(values["argv"]))
+
     def key(self, *more: object) -> str:
         """A digest of the plan, and of what else must be the same."""
         text = json.dumps([self.to_dict(), more], sort_keys=True)

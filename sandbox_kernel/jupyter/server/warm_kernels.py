@@ -52,7 +52,7 @@ class WarmKernels:
         self._log = kernels.log
         self._writing = asyncio.Lock()
         terms = pool.Terms(spares, UNUSED_AFTER, QUIET, least_memory)
-        pool.unasked = terms if spares else None
+        pool.unasked, pool.shares_spares = terms if spares else None, False
 
     async def use(self, name: str, kernelspec: KernelSpec) -> None:
         """A kernel was started: the next server expects another one."""
