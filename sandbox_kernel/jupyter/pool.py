@@ -169,9 +169,9 @@ class Pool:
         idle, least = self._terms.idle_seconds, self._terms.least_memory
         while since_boot() - self._used_at < idle:
             await asyncio.sleep(min(_CHECK, idle))
-            if self._ready and await self._memory_is_below(least / 2):
+            unused = since_boot() - self._used_at >= idle
+            if unused or (self._ready and await self._memory_is_below(least / 2)):
                 await self._empty()
-        await self._empty()
 
     async def _memory_is_below(self, least: float) -> bool:
         left = await asyncio.to_thread(memory_left) if least else 1.0
