@@ -115,8 +115,7 @@ def main(key: str, lock: str) -> int:
     on this host."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     shelf = Shelf(key)
-    shelf.begin(int(lock))
-    os.set_inheritable(int(lock), False)
+    os.set_inheritable(int(lock), False)  # locked as long as this process has it
     try:
         plan = SparePlan.from_dict(json.loads(sys.stdin.buffer.read()))
         asyncio.run(_main(shelf, plan))

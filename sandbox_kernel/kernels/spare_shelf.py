@@ -22,7 +22,6 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from sandbox_kernel.wire import VERSION
 
 MOST_HOLDERS = 4
 """Of one user: how many kinds of kernels may have a spare at the same time."""
+_LOG = "holder.log"
 _HOLDER = "sandbox_kernel.kernels.spare_holder"
 _END_TIMEOUT = 20.0
 _MAX_LOG = 2**20
@@ -94,7 +94,7 @@ class Shelf:
                 os.utime(self._lock)
             return
         try:
-            if len(list(_locks())) <= MOST_HOLDERS and memory_left() >= LEAST_MEMORY:
+            if len(_holders()) < MOST_HOLDERS and memory_left() >= LEAST_MEMORY:
                 self._start_holder(plan, lock)
             else:
                 self._lock.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class Shelf:
         return None
 
     def _start_holder(self, plan: SparePlan, lock: int) -> None:
-        log = self._folder / "holder.log"
+        log = self._folder / _LOG
         with contextlib.suppress(FileNotFoundError):
             if log.stat().st_size > _MAX_LOG:
                 log.unlink()
@@ -130,18 +130,14 @@ class Shelf:
                 cwd="/",
             )
         adopt(process)
+        if (holder := ProcessId.of(process.pid)) is not None:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, json.dumps([holder.pid, holder.start]).encode(), 0)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended; its log says why
             process.stdin.write(json.dumps(plan.to_dict()).encode())
 
     # --- for the holder
-
-    def begin(self, lock: int) -> None:
-        """This process is the holder, and keeps the lock until it ends."""
-        process = ProcessId.of(os.getpid())
-        assert process is not None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, json.dumps([process.pid, process.start]).encode(), 0)
 
     def offer(self, offer: Offer) -> None:
         write_atomically(self._offer, json.dumps(asdict(offer)), lasting=False)
@@ -161,34 +157,31 @@ class Shelf:
         """Leave nothing. The lock itself is free when this process has ended."""
         for path in self._folder.glob(f"{self.key}.*"):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            if not list(_locks()):
-                (self._folder / "holder.log").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: of another kind
+            if not list(self._folder.glob("*.lock")):
+                (self._folder / _LOG).unlink(missing_ok=True)
                 self._folder.rmdir()
-
-
-def _locks() -> Iterator[Path]:
-    return (runtime_dir() / "spares").glob("*.lock")
 
 
 def end_holders() -> None:
     """End all holders of this user, with their spares. Blocks until they have ended."""
-    holders = [holder for path in _locks() if (holder := _holder(path)) is not None]
+    holders = _holders()
     for holder in holders:
         with contextlib.suppress(ProcessLookupError):
-            if holder.alive:
-                os.kill(holder.pid, signal.SIGTERM)
+            os.kill(holder.pid, signal.SIGTERM)
     for holder in holders:
         if not holder.wait(_END_TIMEOUT):
             holder.kill(_END_TIMEOUT)
 
 
-def _holder(lock: Path) -> ProcessId | None:
-    try:
-        pid, start = json.loads(lock.read_bytes()[:_MAX_FILE])
-    except (OSError, ValueError, TypeError):
-        return None  # it has ended, or has not begun
-    return ProcessId(int(pid), int(start))
+def _holders() -> list[ProcessId]:
+    """Those that live. One that was killed has left its lock's file."""
+    found = []
+    for lock in (runtime_dir() / "spares").glob("*.lock"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # it has ended, or is not begun
+            holder = ProcessId(*json.loads(lock.read_bytes()[:_MAX_FILE]))
+            found += [holder] if holder.alive else []
+    return found
 
 
 def _surroundings() -> dict[str, object]:
