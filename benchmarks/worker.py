@@ -245,6 +245,8 @@ def _own_folders(folder: Path) -> None:
         os.environ[variable] = str(folder / name)
     # If this process is killed, its sandboxes end soon after.
     os.environ["SANDBOX_KERNEL_LEASE_SECONDS"] = "120"
+    # A start is a cold one, unless the column says otherwise.
+    os.environ["SANDBOX_KERNEL_WARM_SPARES"] = "0"
 
 
 def log_file(folder: Path, column: Column) -> Path:

@@ -228,6 +228,12 @@ class KernelConfiguration:
         "start ipykernel from a spare that has already started, or an interpreter with its imports",
         BOOLEAN,
     )
+    warm_spares: bool = setting(
+        True,
+        "have a spare sandbox for the next kernel, for a while after one was started",
+        BOOLEAN,
+    )
+    """Only of backends on this machine (``SandboxClient.makes_spares``)."""
     pool_size: int = _for_notebooks(
         0, "how many sandboxes wait ready for the next kernels (0: none)", number(int, "N", least=0)
     )

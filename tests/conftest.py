@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.coroutines import RunCoroutine, on_own_loop
+from tests.helpers.own_folders import keep_no_spares
 from tests.helpers.signals import heed_signals
 
 MARGIN = 10.0
@@ -18,6 +19,7 @@ MARGIN = 10.0
 def pytest_configure() -> None:
     """Also runs in each worker of pytest-xdist."""
     heed_signals()
+    keep_no_spares()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

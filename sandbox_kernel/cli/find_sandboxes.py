@@ -15,6 +15,7 @@ from sandbox_kernel.paths import data_dir
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import backend_names, load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, Usage
+from sandbox_kernel.sandboxes.unattended import is_spare
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.suggestions import closest
@@ -41,6 +42,8 @@ class FoundSandbox:
     unsaved: Unsaved | None = None
     """Files of a workspace that could not be saved, and exist only in this sandbox."""
     starting: bool = False
+    spare: bool = False
+    """It was made ahead, and waits for a kernel."""
     notebook: str = ""
     usage: Usage | None = None
 
@@ -172,12 +175,14 @@ async def _look(client: SandboxClient, name: str) -> FoundSandbox:
         return FoundSandbox(known, False, None, elsewhere=True, place=str(known.detail["place"]))
     facts, unsaved = record.kernel, unsaved_in(record)
     pid = facts.get("pid")
-    has_kernel = bool(facts.get("running", facts)) and not (unsaved and unsaved.kept)
+    spare = is_spare(record)
+    has_kernel = bool(facts.get("running", facts)) and not (unsaved and unsaved.kept) and not spare
     return FoundSandbox(
         known,
         has_kernel,
         pid if isinstance(pid, int) else None,
         starting=bool(facts) and "running" not in facts,
+        spare=spare,
         notebook=str(facts.get("notebook", "")),
         usage=usage,
         unsaved=unsaved,

@@ -17,13 +17,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter import connections, kernel_factory
 from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.kernel_command import guest_environment
+from sandbox_kernel.jupyter.pool import starting_a_kernel
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -164,6 +165,17 @@ class Launcher:
         endpoints = connections.addresses(connection)
         connections.check_free(endpoints)
         argv = self._argv or default_argv(self._configuration)
+        with contextlib.ExitStack() as start:
+            start.enter_context(starting_a_kernel())
+            return await self._run_in_sandbox(argv, connection, endpoints, launched=start.close)
+
+    async def _run_in_sandbox(
+        self,
+        argv: Sequence[str],
+        connection: Mapping[str, Any],
+        endpoints: Mapping[str, str | tuple[str, int]],
+        launched: Callable[[], object],
+    ) -> int:
         kernel = await kernel_factory.create_kernel(self._configuration, argv, _log)
         stays = self._configuration.pause_on_exit or self._configuration.keep_on_exit
         if self._guardian is not None and not stays:
@@ -181,6 +193,7 @@ class Launcher:
             )
             await set_up_pausing(kernel, self._configuration, connection)
             self._kernel = kernel
+            launched()
             return await kernel.wait()
         except asyncio.CancelledError:
             await self._shut_down(kernel)

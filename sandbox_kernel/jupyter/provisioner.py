@@ -22,7 +22,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from traitlets import Any as AnyTrait
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SpecError
-from sandbox_kernel.jupyter import kernel_command, kernel_factory, kernel_workspace, teardown
+from sandbox_kernel.jupyter import kernel_command, kernel_factory, kernel_workspace, pool, teardown
 from sandbox_kernel.jupyter.bring_files import bring_files
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
@@ -229,7 +229,13 @@ class SandboxProvisioner(ProvisionedKernel):
     async def _launch(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> None:
-        argv = kernel_command.with_interpreter(argv, configuration.spec)
+        with pool.starting_a_kernel():
+            argv = kernel_command.with_interpreter(argv, configuration.spec)
+            await self._launch_now(argv, env, configuration)
+
+    async def _launch_now(
+        self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
+    ) -> None:
         kernel = self.kernel or await self._create(argv, env, configuration)
         kernel.on_exit = partial(self._exited, kernel)
         kernel.listen(addresses(self.connection_info), self._folder)
@@ -247,6 +253,15 @@ class SandboxProvisioner(ProvisionedKernel):
         await set_up_pausing(kernel, configuration, self.connection_info)
         saved = self.saved_workspace  # the notebook is noted even if its files are not saved
         await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
+
+    async def expect(self) -> None:
+        """Have a spare for a kernel like this one, without starting it, if this process keeps
+        spares unasked. For a provisioner whose manager has never started a kernel."""
+        manager, configuration = self.parent, self.configuration()
+        assert manager is not None
+        argv = kernel_command.guest_command(manager.format_kernel_cmd(), manager.connection_file)
+        argv = kernel_command.with_interpreter(argv, configuration.spec)
+        await run(call(partial(kernel_factory.expect_kernel, configuration, argv, self.log)))
 
     async def _create(
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration

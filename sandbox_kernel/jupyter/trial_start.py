@@ -105,7 +105,7 @@ def _manager(backend: str) -> Iterator[Any]:
 
 def _write_kernelspec(folder: Path, backend: str) -> None:
     kernel = template()
-    config = {"backend": backend, "persist": False}
+    config = {"backend": backend, "persist": False, "warm_spares": False}
     kernel["metadata"]["kernel_provisioner"]["config"] = config
     folder.mkdir()
     (folder / "kernel.json").write_text(json.dumps(kernel), encoding="utf-8")

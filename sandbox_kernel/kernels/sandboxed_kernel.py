@@ -79,10 +79,9 @@ class SandboxedKernel(KernelProcess):
         """
         try:
             handle = await client.create(spec)
-            for text in handle.weaknesses:
-                log.info("Sandbox %s: %s", handle.name, text)
             kernel = cls(client, handle, log)
             kernel.steps["the sandbox is there"] = time.perf_counter()
+            kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
                 if not keep_unused and spec.lease_seconds > UNUSED_LEASE:
                     kernel._short_lease = await handle.set_lease(UNUSED_LEASE)
@@ -147,6 +146,27 @@ class SandboxedKernel(KernelProcess):
             await handle.set_lease(handle.spec.lease_seconds)
             await kernel._started(await kernel.tunnel.control.call("status"))
         return kernel
+
+    @classmethod
+    async def take_spare(
+        cls, client: SandboxClient, name: str, log: Log, *, sandbox_id: str
+    ) -> SandboxedKernel:
+        """Take over a sandbox that another process made ahead, for its first kernel. The caller
+        knows that nobody else does. On any failure it is removed."""
+        kernel = cls(client, await client.get(name), log)
+        if kernel.handle.id != sandbox_id:
+            raise SandboxGone(f"The spare sandbox {name!r} is gone, and another one has its name.")
+        kernel._tell_weaknesses()
+        async with kernel._removed_on_failure():
+            token = kernel._record.token()
+            await kernel._record.claim()
+            await kernel._open_tunnel(token)
+        kernel._short_lease = kernel.handle.spec.lease_seconds > UNUSED_LEASE
+        return kernel
+
+    def _tell_weaknesses(self) -> None:
+        for text in self.handle.weaknesses:
+            self.log.info("Sandbox %s: %s", self.handle.name, text)
 
     async def fork(self, name: str = "") -> SandboxedKernel:
         """A second sandbox whose kernel goes on from this one's memory, while this one goes on,
@@ -301,6 +321,10 @@ class SandboxedKernel(KernelProcess):
                 "process: %s The next cell tries again.",
                 *(self.handle.name, UNUSED_LEASE, error),
             )
+
+    async def keep_unused(self) -> None:
+        """Give the sandbox its whole lease, also if no client uses the kernel."""
+        await self._extend_lease()
 
     async def run_alongside(self, companion: Coroutine[Any, Any, None] | None) -> None:
         """Run this until the process lets go of the kernel, in place of an earlier companion."""

@@ -287,6 +287,16 @@ class SandboxClient(ABC):
         """SpecRefused for what this backend cannot enforce. Touches nothing."""
         self.capabilities.check(spec, self.backend)
 
+    def makes_spares(self, spec: SandboxSpec) -> bool:
+        """Whether a spare sandbox for a kernel to come may be made without being asked for: it
+        costs no money, and little memory and time."""
+        return False
+
+    async def likeness(self, spec: SandboxSpec) -> str:
+        """A digest of what shapes a new sandbox beside its spec: a spare that was made from the
+        same spec under another likeness is stale."""
+        return ""
+
     async def restore(self, snapshot: str, spec: SandboxSpec) -> SandboxHandle:
         """A new sandbox, with the spec's name, from a snapshot. Otherwise as ``create``."""
         raise self._no_snapshots()

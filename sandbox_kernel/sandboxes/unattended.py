@@ -14,6 +14,8 @@ from typing import Any
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.records import Record, Records
 
+SPARE = "spare"
+"""In a record's ``kernel``: the sandbox was made ahead, for a kernel to come."""
 _HOST, _AT_REST = "host", "at rest"
 
 
@@ -37,10 +39,17 @@ def user_of(record: Record) -> int | None:
     return process.pid if process.alive else None
 
 
+def is_spare(record: Record) -> bool:
+    """Whether a sandbox waits for its first kernel."""
+    return bool(record.kernel.get(SPARE)) and "running" not in record.kernel
+
+
 def is_left(record: Record) -> bool:
     """Whether a sandbox of this machine runs with a kernel that no process uses. One with unsaved
-    files does not count: it waits for the user."""
+    files does not count: it waits for the user. Nor does a spare: it ends in a moment."""
     if record.where != "here" or _HOST not in record.kernel or "unsaved" in record.kernel:
+        return False
+    if is_spare(record):
         return False
     if record.kernel[_HOST] == _AT_REST or user_of(record) is not None:
         return False

@@ -135,6 +135,7 @@ def test_ps_json(cli: Cli, jail: str) -> None:
         "status",
         "created",
         "kernel",
+        "spare",
         "kernel_pid",
         "elsewhere",
         "unsaved",

@@ -76,6 +76,7 @@ def environment(own: Path) -> dict[str, str]:
         "TMPDIR": str(own / "tmp"),
         "XDG_RUNTIME_DIR": str(own / "run"),
         "JUPYTER_DEFAULT_PROVISIONER_NAME": "sandbox",
+        "SANDBOX_KERNEL_WARM_SPARES": "0",  # they would count as left behind
     }
 
 

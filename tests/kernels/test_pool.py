@@ -37,7 +37,7 @@ def test_kernels_come_from_the_pool_and_it_is_refilled(start_kernel: KernelStart
     for _ in range(2):
         wait_until(lambda: waiting() == 1, "a full pool")
         (one,) = pool._pools.values()
-        name = one._ready[0].handle.name
+        name = one._ready[0].kernel.handle.name
         kernels.append(start_kernel(pool_size=1))
         assert kernels[-1].sandbox == name
         ready.add(name)
@@ -51,10 +51,10 @@ def test_another_spec_gets_another_sandbox(start_kernel: KernelStarter) -> None:
     start_kernel(pool_size=1, memory_mib=512)
     wait_until(lambda: waiting() == 1, "a full pool")
     (one,) = pool._pools.values()
-    name = one._ready[0].handle.name
+    name = one._ready[0].kernel.handle.name
     other = start_kernel(pool_size=1, memory_mib=600)
     assert other.sandbox != name
-    assert name in [kernel.handle.name for kernel in one._ready]
+    assert name in [spare.kernel.handle.name for spare in one._ready]
 
 
 def test_a_sandbox_that_died_while_waiting_is_not_handed_out(start_kernel: KernelStarter) -> None:
@@ -62,7 +62,7 @@ def test_a_sandbox_that_died_while_waiting_is_not_handed_out(start_kernel: Kerne
     start_kernel(pool_size=1)
     wait_until(lambda: waiting() == 1, "a full pool")
     (one,) = pool._pools.values()
-    dead = one._ready[0]
+    dead = one._ready[0].kernel
     submit(dead.handle.kill()).result(PATIENCE)
     wait_until(lambda: dead.tunnel.failure is not None, "its end")
     assert start_kernel(pool_size=1).sandbox != dead.handle.name

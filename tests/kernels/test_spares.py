@@ -105,7 +105,7 @@ def test_a_spare_makes_a_start(start_kernel: StartKernel) -> None:
         start_kernel(pool_size=1)
         wait_until(lambda: [k for one in pool._pools.values() for k in one._ready], "a full pool")
         ((waiting,),) = (one._ready for one in pool._pools.values())
-        spare = spare_of(waiting)
+        spare = spare_of(waiting.kernel)
         assert pid_of(start_kernel(pool_size=1)) == spare
     finally:
         submit(pool.drain_all()).result(PATIENCE)

@@ -213,6 +213,7 @@ def environment(folder: Path) -> None:
         SANDBOX_KERNEL_DATA_DIR=str(folder / "disk" / "data"),
         SANDBOX_KERNEL_RUNTIME_DIR=str(folder / "run"),
         SANDBOX_KERNEL_LABEL=folder.name,
+        SANDBOX_KERNEL_WARM_SPARES="0",  # they would count as left behind
         JUPYTER_RUNTIME_DIR=str(folder / "jupyter"),
         JUPYTER_PATH=str(folder / "share" / "jupyter"),
         JUPYTER_CONFIG_DIR=str(folder / "config"),

@@ -32,13 +32,14 @@ def run(arguments: argparse.Namespace) -> None:
     """List sandboxes.
 
     KERNEL is the process id of the kernel in the sandbox, 'yes' if its id is not known, 'not yet',
-    or 'no kernel'. MEMORY is the memory in use and its limit. With --json: a list of objects with
-    the keys name, backend, id, status (running, paused, stopped, gone), created (seconds since
-    1970), kernel (true, false), kernel_pid, notebook, memory_used_mib, processes, cpu_seconds
-    (each may be null), elsewhere (true: another machine made it, under the same
-    $SANDBOX_KERNEL_LABEL), unsaved (why files in it could not be saved, or null; `workspace save`
-    tries again), limits (numbers), limits_by (what enforces each), oom_kills, last_kill. Backends
-    that do not answer are noted on stderr.
+    'no kernel', or 'spare' for a sandbox that waits for the next kernel. MEMORY is the memory in
+    use and its limit. With --json: a list of objects with the keys name, backend, id, status
+    (running, paused, stopped, gone), created (seconds since 1970), kernel (true, false), spare
+    (true, false), kernel_pid, notebook, memory_used_mib, processes, cpu_seconds (each may be null),
+    elsewhere (true: another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved (why
+    files in it could not be saved, or null; `workspace save` tries again), limits (numbers),
+    limits_by (what enforces each), oom_kills, last_kill. Backends that do not answer are noted on
+    stderr.
 
     examples:
       sandbox-kernel ps
@@ -65,6 +66,7 @@ def _plain(found: FoundSandbox) -> dict[str, object]:
         "status": info.status,
         "created": info.created,
         "kernel": found.has_kernel and found.running and not found.starting,
+        "spare": found.spare and found.running,
         "kernel_pid": found.kernel_pid if found.running else None,
         "elsewhere": found.elsewhere,
         "unsaved": found.unsaved.reason if found.unsaved else None,
@@ -102,6 +104,8 @@ def _row(found: FoundSandbox) -> tuple[str, ...]:
 def _kernel(found: FoundSandbox) -> str:
     if found.elsewhere:
         return f"on {found.place}" if found.place else "elsewhere"
+    if found.spare and found.running:
+        return "spare"
     if not (found.has_kernel and found.running):
         return "no kernel"
     return "not yet" if found.starting else str(found.kernel_pid or "yes")

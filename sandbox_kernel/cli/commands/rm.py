@@ -17,17 +17,18 @@ from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.errors import SandboxError, SandboxNotFound
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.backends import backend_names
-from sandbox_kernel.sandboxes.unattended import all_left
+from sandbox_kernel.sandboxes.unattended import all_left, is_spare
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved, unsaved_in
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left")
+    parser = add_command(commands, "rm", run, usage="NAME... | --all [--force] | --left | --warm")
     parser.add_sandbox(several="*")
     parser.add_flag("-a", "--all", help="all except running kernels")
     parser.add_flag("-f", "--force", help="unsaved files, and with --all running kernels, too")
     about = "those that wait for a stopped server or a killed process, when their files are saved"
     parser.add_flag("--left", help=about)
+    parser.add_flag("--warm", help="spares, which wait for the next kernels")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,17 +37,22 @@ def run(arguments: argparse.Namespace) -> int:
     A named sandbox is removed whether it runs or not, unless it has files that could not be saved
     (`ps` says 'unsaved'): these take --force. --all leaves sandboxes with a running kernel alone
     unless --force is given, and asks first on a terminal. A sandbox that does not exist counts as
-    removed. Volumes (`run --volume`) are kept, and so are sandboxes of other machines, unless they
-    are named.
+    removed. --warm removes the spares that wait for the next kernels; kernels that start later have
+    new ones, unless the setting warm_spares is false. Volumes (`run --volume`) are kept, and so are
+    sandboxes of other machines, unless they are named.
 
     examples:
       sandbox-kernel rm kernel-1a2b3c4d
       sandbox-kernel rm --all
       sandbox-kernel rm --all --force
       sandbox-kernel rm --left
+      sandbox-kernel rm --warm
     """
-    if [bool(arguments.names), arguments.all, arguments.left].count(True) != 1:
-        arguments.parser.error("name the sandboxes to remove, or say --all or --left")
+    chosen = [bool(arguments.names), arguments.all, arguments.left, arguments.warm]
+    if chosen.count(True) != 1:
+        arguments.parser.error("name the sandboxes to remove, or say --all, --left or --warm")
+    if arguments.warm:
+        return _remove_spares(arguments.backend)
     if arguments.left:
         backends = [arguments.backend] if arguments.backend else backend_names()
         left: dict[tuple[str, str | None], Record] = {
@@ -82,6 +88,16 @@ def _confirmed(doomed: list[FoundSandbox]) -> bool:
         return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False
+
+
+def _remove_spares(backend: str | None) -> int:
+    from sandbox_kernel.kernels.spare_shelf import end_holders  # lazy: start-up time
+
+    if backend is None:
+        end_holders()
+    backends = [backend] if backend else backend_names()
+    found = [r for one in backends for r in Records().list(one) if is_spare(r)]
+    return _remove_each([(record.name, record.backend) for record in found], force=False)
 
 
 def _remove_each(sandboxes: list[tuple[str, str | None]], *, force: bool) -> int:

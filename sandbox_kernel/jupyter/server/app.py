@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
-from traitlets import Bool, Enum, Float, Integer
+from traitlets import Bool, Enum, Float, Integer, Union
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter import observers
@@ -34,7 +34,9 @@ from sandbox_kernel.jupyter.server.saved_kernels import ServerLock
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
 from sandbox_kernel.jupyter.server.shutdown import ServerShutdown, StopSignal
 from sandbox_kernel.jupyter.server.used_kernels import UsedKernels
+from sandbox_kernel.jupyter.server.warm_kernels import WarmKernels
 from sandbox_kernel.jupyter.server.websocket import replaying_class
+from sandbox_kernel.kernels.spare_plan import LEAST_MEMORY
 from sandbox_kernel.sandboxes.backends import backend_names
 from sandbox_kernel.sandboxes.unattended import all_left, in_words
 
@@ -49,6 +51,7 @@ class _Running:
     used: UsedKernels
     kernels: ServerKernels
     saver: Saver
+    warm: WarmKernels
     events: KernelEvents
 
 
@@ -96,6 +99,21 @@ class SandboxServer(ExtensionApp):
         max=256,
         help="How much of a kernel's output is kept in its sandbox, in MiB, for the case that "
         "the server goes away; 0: none.",
+    ).tag(config=True)
+
+    warm = Union(
+        [Bool(), Integer(min=0)],
+        default_value=True,
+        help="How many spare sandboxes (True: one) wait for the next kernels of each kernelspec "
+        "that was used within the last hour; from the server's start on, of those used last. Only "
+        "of backends on this machine, and only while it has memory to spare. False: none.",
+    ).tag(config=True)
+    warm_least_memory = Float(
+        LEAST_MEMORY,
+        min=0.0,
+        max=1.0,
+        help="The share of the machine's memory that must be available for a spare to be made; "
+        "spares are removed when half of it is left.",
     ).tag(config=True)
 
     only = Bool(
@@ -151,15 +169,17 @@ class SandboxServer(ExtensionApp):
             self._adopt_now_or_soon()
         else:
             self._report_left_sandboxes()
+        self._app.io_loop.add_callback(running.warm.expect_as_before)  # when the server is up
 
     def _start(self, internals: ServerInternals) -> _Running:
         app, lock = self._app, ServerLock()
         kernels = ServerKernels(app, self.record_mib * 2**20, self.log)
         saver = Saver(kernels)
         outlive = self.on_shutdown in ("leave", "pause")
-        events = KernelEvents(kernels, saver, server=lock.server, outlive=outlive)
+        warm = WarmKernels(kernels, int(self.warm), self.warm_least_memory)
+        events = KernelEvents(kernels, saver, warm, server=lock.server, outlive=outlive)
         used = UsedKernels(kernels, internals)
-        return _Running(lock, StopSignal(app), internals, used, kernels, saver, events)
+        return _Running(lock, StopSignal(app), internals, used, kernels, saver, warm, events)
 
     def _replay_missed_output(self, kernels: ServerKernels) -> None:
         settings = self._app.web_app.settings
@@ -238,6 +258,7 @@ class SandboxServer(ExtensionApp):
         await asyncio.shield(self._stopping)
 
     async def _stop(self, running: _Running, policy: str) -> None:
+        await running.warm.close()
         await running.saver.finish()
         shutdown = ServerShutdown(running.kernels, running.used)
         ending = list(running.kernels.saved)

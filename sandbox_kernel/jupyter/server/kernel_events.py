@@ -10,6 +10,7 @@ from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.save_hooks import Saver
 from sandbox_kernel.jupyter.server.saved_kernels import SavedKernel
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
+from sandbox_kernel.jupyter.server.warm_kernels import WarmKernels
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.unsaved_files import Unsaved
 
@@ -21,9 +22,18 @@ class KernelEvents:
     """An ``observers.Observer`` for one server, whose lock has the name ``server``. It ignores
     kernels of others. With ``outlive``, kernels survive the exit of this process."""
 
-    def __init__(self, kernels: ServerKernels, saver: Saver, *, server: str, outlive: bool) -> None:
+    def __init__(
+        self,
+        kernels: ServerKernels,
+        saver: Saver,
+        warm: WarmKernels,
+        *,
+        server: str,
+        outlive: bool,
+    ) -> None:
         self._kernels = kernels
         self._saver = saver
+        self._warm = warm
         self._server = server
         self._outlive = outlive
         self._not_restarted: set[str] = set()
@@ -66,6 +76,9 @@ class KernelEvents:
         )
         if self._outlive and provisioner.kernel is not None:
             process_exit.disown(provisioner.kernel)
+        self._kernels.app.io_loop.add_callback(
+            self._warm.use, manager.kernel_name, manager.kernel_spec
+        )
         while provisioner.notices:
             self._kernels.say(kernel_id, provisioner.notices.pop(0))
 

@@ -259,6 +259,24 @@ def _counts(text: str) -> dict[str, int]:
 def memory_here() -> int:
     """What this machine has, or the container that this process is in."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    return min([*sizes, *(most for most, _ in _memory_limits())])
+
+
+def memory_left() -> float:
+    """The share of ``memory_here`` that is available, from 0 to 1: the machine's, or the least of
+    those that the cgroups of this process may use."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(facts[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
+    shares = [
+        1 - _memory_used(folder) / most
+        for most, folder in _memory_limits()
+        if 0 < most < total * 1024
+    ]
+    return max(0.0, min([available / total, *shares]))
+
+
+def _memory_limits() -> Iterator[tuple[int, Path]]:
+    """The limits of this process's cgroups, and their folders."""
     memberships = _memberships()
     for kind, name, file in (
         ("cgroup2", "", "memory.max"),
@@ -270,6 +288,17 @@ def memory_here() -> int:
             folder = _own_folder(point, root, memberships[name])
             while folder is not None and folder.is_relative_to(point):
                 with contextlib.suppress(OSError, ValueError):
-                    sizes.append(int((folder / file).read_text()))
+                    yield int((folder / file).read_text()), folder
                 folder = folder.parent
-    return min(sizes)
+
+
+def _memory_used(folder: Path) -> int:
+    """Without files that the kernel would let go of at once; 0 if that cannot be read."""
+    for used, reclaimable in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            counts = _counts((folder / "memory.stat").read_text())
+            return max(0, int((folder / used).read_text()) - counts[reclaimable])
+    return 0

@@ -64,18 +64,29 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def create(self, spec: SandboxSpec) -> LocalHandle:
         self.check(spec)
         await self.sweep()
-        # The only slow steps: they may have to run the interpreter. Nothing exists yet.
-        python = await asyncio.to_thread(environment.describe, spec.python or sys.executable)
+        # The only slow step: it may have to run the interpreter. Nothing exists yet.
         sandbox_id = secrets.token_hex(6)
         folders = JailFolders.of(spec, sandbox_id)
-        launch = await asyncio.to_thread(
-            Launch, spec, sandbox_id, folders, python, self.commands_apart
-        )
+        launch = await asyncio.to_thread(self._launch, spec, sandbox_id, folders)
         record = Record(self.backend, spec.name, sandbox_id, spec.to_dict())
         record.data["folders"] = folders.to_json()
         await self.make(record, lambda: self._start(launch, record), spec.start_timeout)
         self._made[record.name] = record
         return self.handle(record)
+
+    def _launch(self, spec: SandboxSpec, sandbox_id: str, folders: JailFolders) -> Launch:
+        python = environment.describe(spec.python or sys.executable)
+        return Launch(spec, sandbox_id, folders, python, self.commands_apart)
+
+    def makes_spares(self, spec: SandboxSpec) -> bool:
+        """Not with disk space that is set aside, nor for a folder that others use, too."""
+        return spec.disk_mib is None and spec.volume is None
+
+    async def likeness(self, spec: SandboxSpec) -> str:
+        return await asyncio.to_thread(self._likeness, spec)
+
+    def _likeness(self, spec: SandboxSpec) -> str:
+        return self._launch(spec, "", JailFolders.of(spec, "")).likeness()
 
     async def _start(self, launch: Launch, record: Record) -> None:
         try:

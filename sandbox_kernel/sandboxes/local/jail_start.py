@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -25,14 +26,14 @@ from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.local import bubblewrap, disk_image, seccomp, systemd_scope
-from sandbox_kernel.sandboxes.local.cgroup import Cgroup
+from sandbox_kernel.sandboxes.local.cgroup import Cgroup, cgroups_allowed
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.guest_copy import compiled_guest
 from sandbox_kernel.sandboxes.local.hidden_paths import contains, covers, is_environment
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
-from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount
+from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, mounted_in
 from sandbox_kernel.sandboxes.local.overlay_venv import PIP_VARIABLES, overlay_venv
 from sandbox_kernel.sandboxes.local.system_mounts import (
     HOME,
@@ -257,9 +258,23 @@ class Launch:
             },
         }
 
+    def likeness(self) -> str:
+        """A digest of what the jail would be like if it were started now: what it sees of the host,
+        its limits and its environment. For ``SandboxClient.likeness``; changes nothing."""
+        shown = self._shown()
+        sources = [mount.source for mount in shown if isinstance(mount, Bind)]
+        facts = (
+            *(shown, [_identity(source) for source in sources], mounted_in(sources)),
+            *(self._hidden(shown), self._environment(), self._guest, self._python),
+            *(self._limits, sorted(os.sched_getaffinity(0)), self._commands_apart),
+            *(bubblewrap.find(), cgroups_allowed()),
+        )
+        return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
     # --- what the jail sees ---
 
-    def _binds(self) -> list[Mount]:
+    def _shown(self) -> list[Mount]:
+        """What it sees of the host."""
         environments = list(filter(is_environment, self._spec.readable))
         asked_for = [os.path.normpath(p) for p in self._spec.readable if p not in environments]
         # No covers in folders that the user asked for by name.
@@ -271,11 +286,17 @@ class Launch:
         shown += [self._readable(path) for path in self._spec.readable]
         for path in environments:
             shown += covers(os.path.realpath(path), path, is_prefix=True)
-        hidden = [
-            Bind(str(self._folders.empty), target)
-            for secret in (data_dir(), runtime_dir())
-            for target in _appearances(shown, secret)
-        ]
+        return shown
+
+    @staticmethod
+    def _hidden(shown: Sequence[Mount]) -> list[str]:
+        """Where in the jail our own files would be seen."""
+        secrets = (data_dir(), runtime_dir())
+        return [target for secret in secrets for target in _appearances(shown, secret)]
+
+    def _binds(self) -> list[Mount]:
+        shown = self._shown()
+        hidden = [Bind(str(self._folders.empty), target) for target in self._hidden(shown)]
         overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
         own = [
             Bind(str(self._folders.workspace), WORKSPACE, writable=True),
@@ -347,6 +368,15 @@ class Launch:
             if fd in self._fds:
                 self._fds.discard(fd)
                 os.close(fd)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file it is: another one may take its place, and a jail goes on with the first."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _children(pid: int) -> list[int]:

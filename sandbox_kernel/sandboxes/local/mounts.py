@@ -113,6 +113,13 @@ def follow_links(
     return links, done
 
 
+def mounted_in(folders: Iterable[str]) -> list[str]:
+    """The mounts of this process below some folders: a line of /proc/self/mountinfo each."""
+    below = tuple(f"{folder}/" for folder in folders)
+    with open("/proc/self/mountinfo", errors="surrogateescape") as lines:
+        return [line for line in lines if line.split(" ", 5)[4].startswith(below)]
+
+
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
