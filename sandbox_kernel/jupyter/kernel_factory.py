@@ -15,7 +15,7 @@ from sandbox_kernel.jupyter.kernel_command import show_program, with_interpreter
 from sandbox_kernel.jupyter.pool import Pool, Terms, pool_for
 from sandbox_kernel.jupyter.process_exit import disown, making_a_sandbox, own
 from sandbox_kernel.kernels import Log, SandboxedKernel
-from sandbox_kernel.kernels.spare_plan import Spare, SparePlan, make_spare
+from sandbox_kernel.kernels.spare_plan import SparePlan, SpareSandbox, make_spare
 from sandbox_kernel.kernels.spare_shelf import Shelf
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.backends import load_backend
@@ -133,7 +133,7 @@ class _Making:
         except (SandboxError, OSError) as error:
             self._log.warning("The next kernel finds no spare sandbox: %s", error)
 
-    async def _make_spare(self) -> Spare:
+    async def _make_spare(self) -> SpareSandbox:
         with making_a_sandbox():
             spare = await make_spare(self._client, self._plan, pools.log)
             own(spare.kernel)

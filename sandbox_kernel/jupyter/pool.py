@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.kernels.spare_plan import Spare, SparePlan
+from sandbox_kernel.kernels.spare_plan import SparePlan, SpareSandbox
 from sandbox_kernel.sandboxes.local.cgroup import memory_left
 from sandbox_kernel.tunnel.clock import since_boot
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
@@ -34,7 +34,7 @@ REMOVE_TIMEOUT = 60.0
 _CHECK = 5.0
 _LOOK = 0.1
 
-Make = Callable[[], Awaitable[Spare]]
+Make = Callable[[], Awaitable[SpareSandbox]]
 Remove = Callable[[SandboxedKernel], Awaitable[None]]
 Likeness = Callable[[], Awaitable[str]]
 
@@ -89,7 +89,7 @@ class Pool:
         self._terms = terms
         self._make = make
         self._remove = remove
-        self._ready: deque[Spare] = deque()
+        self._ready: deque[SpareSandbox] = deque()
         self._used_at = since_boot()
         self._tasks, self._watching = OwnedTasks(), OwnedTasks()
         self._filling: asyncio.Task[None] | None = None
@@ -141,7 +141,7 @@ class Pool:
             self._tasks.start(self._discard(self._ready.popleft()))
         await self._tasks.wait(REMOVE_TIMEOUT)
 
-    async def _discard(self, spare: Spare) -> None:
+    async def _discard(self, spare: SpareSandbox) -> None:
         try:
             await self._remove(spare.kernel)
         except (SandboxError, OSError) as error:

@@ -19,7 +19,7 @@ import signal
 import sys
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.kernels.spare_plan import LEAST_MEMORY, Spare, SparePlan, make_spare
+from sandbox_kernel.kernels.spare_plan import LEAST_MEMORY, SparePlan, SpareSandbox, make_spare
 from sandbox_kernel.kernels.spare_shelf import Offer, Shelf
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.local.cgroup import memory_left
@@ -60,7 +60,7 @@ class Holder:
             finally:
                 await asyncio.shield(self._let_go(spare))
 
-    async def _wait(self, spare: Spare) -> bool:
+    async def _wait(self, spare: SpareSandbox) -> bool:
         """Offer a spare until it is taken, and another one is wanted; False if none is."""
         kernel, ended = spare.kernel, asyncio.Event()
         kernel.on_exit = ended.set  # also when whoever took it attaches
@@ -84,7 +84,7 @@ class Holder:
             or memory_left() < least_memory
         )
 
-    async def _let_go(self, spare: Spare) -> None:
+    async def _let_go(self, spare: SpareSandbox) -> None:
         """Remove a spare, if it is still offered. Else somebody has it, who is attached or will be
         in a moment; if not, its lease ends it."""
         kernel = spare.kernel

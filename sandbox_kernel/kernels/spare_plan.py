@@ -63,7 +63,7 @@ class SparePlan:
 
 
 @dataclass(frozen=True)
-class Spare:
+class SpareSandbox:
     """A sandbox that waits for a kernel, and what it was like when it was made."""
 
     kernel: SandboxedKernel
@@ -76,7 +76,7 @@ class Spare:
         return tunnel.failure is None and tunnel.connected
 
 
-async def make_spare(client: SandboxClient, plan: SparePlan, log: Log) -> Spare:
+async def make_spare(client: SandboxClient, plan: SparePlan, log: Log) -> SpareSandbox:
     """On any failure, and on cancel, nothing is left."""
     likeness = await plan.likeness(client)  # before the rest: what changes meanwhile makes it stale
     kernel = await SandboxedKernel.create(
@@ -88,4 +88,4 @@ async def make_spare(client: SandboxClient, plan: SparePlan, log: Log) -> Spare:
     except BaseException:
         await asyncio.shield(kernel.remove())
         raise
-    return Spare(kernel, likeness)
+    return SpareSandbox(kernel, likeness)

@@ -19,8 +19,10 @@ from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 from sandbox_kernel.errors import SandboxTimeout
+from sandbox_kernel.guest.spares import LEAST_MEMORY
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.tunnel import background
+from sandbox_kernel.tunnel.background import submit
 from tests.helpers.coroutines import finish
 from tests.helpers.waiting import LIMIT, wait_until
 from tests.kernels.live import provisioner_of
@@ -243,3 +245,18 @@ async def test_who_attaches_takes_over(backend: Backend) -> None:
         finally:
             # The older process leaves alone what is no longer its own.
             await second.remove()
+
+
+def test_a_restart_takes_the_spare() -> None:
+    """A kernel that has already started becomes the next one, and answers and prints as one."""
+    with kernel() as (manager, client):
+        total = execute(client, "print(open('/proc/meminfo').readline().split()[1])")[1]
+        if int(total) * 1024 < LEAST_MEMORY:
+            pytest.skip("a small sandbox has no spare")
+
+        def spare() -> Any:
+            return submit(sandboxed(manager).tunnel.control.call("status")).result(LIMIT)["spare"]
+
+        pid = wait_until(spare, "a spare")
+        manager.restart_kernel(now=True)
+        assert execute(client, "import os; print(os.getpid())")[1] == f"{pid}\n"

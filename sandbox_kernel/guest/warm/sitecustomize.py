@@ -80,19 +80,6 @@ def hide() -> None:
             sys.path.append(packages)
 
 
-def beside(name: str) -> "Any":
-    """A module of this folder. It does not appear in ``sys.modules``, and outlives this one."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    path = os.path.join(os.path.dirname(__file__), name + ".py")
-    found = spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
 def become(request: "Any", fds: "List[int]", spare: "Any", modules: "Any") -> None:
     """In a fork: take on what the request says."""
     import ctypes
@@ -119,7 +106,7 @@ def become(request: "Any", fds: "List[int]", spare: "Any", modules: "Any") -> No
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, spare: "Any") -> None:
     """Fork a kernel a request. Returns in each kernel, never in this process."""
     import ctypes
     import gc
@@ -137,7 +124,6 @@ def serve(fd: int) -> None:
             importlib.import_module(name)
         except ImportError:  # another version of ipykernel; the kernel will import what it needs
             pass
-    spare = beside("spare")
     gc.freeze()
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)  # a module has started a thread, which no fork would have
@@ -179,11 +165,25 @@ def serve(fd: int) -> None:
         return
 
 
+def load_spare() -> "Any":
+    """``spare.py``, which outlives this module and is not in ``sys.modules``. This folder may be in
+    an archive."""
+    module = importlib.import_module("spare")
+    del sys.modules["spare"]
+    return module
+
+
 if SAVED_VARIABLE in os.environ:
     _fd = os.environ.pop(FD_VARIABLE, None)
-    hide()
-    if _fd is not None:
-        serve(int(_fd))
+    if _fd is None:
+        hide()
+    else:
+        try:
+            _spare = load_spare()
+            hide()
+            serve(int(_fd), _spare)
+        except BaseException:  # noqa: BLE001 - whatever it is, this process ends
+            os._exit(1)  # and does not go on as a kernel that nobody knows of
     # Now this is a kernel; what is left of us is an empty module.
     for _name in [name for name in globals() if not name.startswith("__")]:
         del globals()[_name]
