@@ -13,7 +13,6 @@ import pytest
 from jupyter_client import AsyncKernelManager
 
 from sandbox_kernel.errors import SandboxTimeout
-from sandbox_kernel.jupyter import observers
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.kernels import UNUSED_LEASE
 from sandbox_kernel.records import Records
@@ -198,7 +197,7 @@ def test_an_observer_that_raises_leaves_no_sandbox(
 ) -> None:
     """The server's extension cannot write down a kernel that has just started, so the start
     fails. Its sandbox does not stay."""
-    monkeypatch.setattr(observers, "observers", [Raises()])
+    monkeypatch.setattr("sandbox_kernel.jupyter.provisioner.observers", [Raises()])
     with pytest.raises(OSError, match="no space left"):
         start_kernel()
     assert jail_processes(folder) == []
