@@ -2,7 +2,7 @@
 
 A spare is a fork of the warm interpreter that goes on through the kernel's own start and stops
 before anything that depends on which kernel it will be (``warm/spare.py``). It is made while the
-kernel's channels are quiet, and given up when the sandbox's memory gets short. Only ipykernel's
+kernel is idle, and given up when the sandbox's memory gets short. Only ipykernel's
 plain command line has spares, and a spare serves only a kernel whose folder is the same and whose
 environment differs in nothing that IPython reads in its start. All others are started as if there
 were no spares.

@@ -23,6 +23,8 @@ from .spares import QUIET
 from .workspace.helper_process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
+_IDLE_CPU = 0.05
+"""CPU seconds that a kernel without work uses at most between two looks."""
 _KEEP_LIMIT = 1.0
 """Seconds that a connection which the kernel has closed is kept while that kernel still runs."""
 _PAUSE, _QUIET = 0.008, 0.1
@@ -44,6 +46,7 @@ class Targets:
         self._listeners = Listeners(loop.time)
         self._connect_timer: object = None
         self._launched_at = 0.0
+        self._used = 0.0  # CPU seconds, by the kernel
 
     def open(self, peer: Peer, stream: Stream, target: str) -> None:
         """The host has opened a stream."""
@@ -153,8 +156,10 @@ class Targets:
                 pump.close(str(error))
 
     def calm(self) -> bool:
-        """No message has passed for a while."""
-        return self._loop.time() - self._busy_at() > QUIET
+        """No message has passed for a while, and the kernel did not compute since the last call."""
+        used = self._kernel.usage().get("cpu_seconds", 0.0)
+        computed, self._used = used - self._used, used
+        return self._loop.time() - self._busy_at() > QUIET and computed < _IDLE_CPU
 
     def _busy_at(self) -> float:
         """When a message last passed. Heartbeats do not count."""

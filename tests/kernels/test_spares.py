@@ -234,6 +234,14 @@ def test_the_spare_may_die(live: Live) -> None:
     assert pid_of(live) == spare
 
 
+def test_a_cell_that_computes_has_the_machine_for_itself(live: Live) -> None:
+    """No spare is made meanwhile, however quiet the cell is."""
+    restart(live)
+    live.ok("import time; end = time.monotonic() + 4\nwhile time.monotonic() < end: pass")
+    assert submit(live.kernel.tunnel.control.call("status")).result(PATIENCE)["spare"] is None
+    assert spare_of(live.kernel)
+
+
 @pytest.mark.slow
 def test_many_restarts_from_spares_leave_nothing(live: Live) -> None:
     """Processes and files in the sandbox, and descriptors of its agent, are as many as before."""

@@ -256,6 +256,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             )
         except WebSocketClosedError:
             output.due = True
+        except Exception:  # live output goes on, whatever it was
+            self.log.exception("Earlier output of kernel %s cannot be shown", self.kernel_id)
         self._joining = None
         held, self._held, self._held_bytes = self._held, [], 0
         for parts in held:

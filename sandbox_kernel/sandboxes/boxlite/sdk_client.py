@@ -200,7 +200,11 @@ class DirectClient(RecordingClient[DirectHandle]):
         return Notes(record.id).read("ended") or _REASONS.get(code, crashed)
 
     async def console(self, record: Record) -> str:
-        state = await self.runtime.state(record.data["box"])
+        """The box's last output, for an error message; empty if the runtime does not answer."""
+        try:
+            state = await self.runtime.state(record.data["box"])
+        except sdk.BoxliteError:
+            return ""  # the caller's own error says why
         return self.runtime.console(state.id) if state is not None else ""
 
     async def ended(self, record: Record) -> None:
