@@ -16,11 +16,13 @@ from .control_server import ControlServer
 from .kernel_process import CHANNELS, Kernel
 from .listeners import ListenerPump, Listeners
 from .loop import Loop
+from .pace import Pace
 from .recorder import Recorder
 from .workspace.helper_process import Helper
 
 _CONNECT_INTERVAL, _MAX_CONNECT_INTERVAL = 0.004, 0.5
-_PAUSE, _QUIET = 0.008, 0.1
+_QUIET = 0.1
+"""Seconds after their last message for which cells count as running."""
 
 
 class Targets:
@@ -35,6 +37,7 @@ class Targets:
         self._controls: Set[ControlServer] = set()
         self._pumps: Dict[Pump, str] = {}  # of the kernel's channels
         self._bulk: Set[Pump] = set()  # of workspace streams
+        self._pace = Pace()
         self._waiting: List[_KernelStream] = []
         self._listeners = Listeners(loop.time)
         self._connect_timer: object = None
@@ -114,7 +117,8 @@ class Targets:
         pump: Optional[Pump] = None
         try:
             ours, theirs = socket.socketpair()
-            pump = Pump(self._loop, peer, stream, ours, self._bulk.discard, polite=self._polite)
+            polite = partial(self._polite, peer)
+            pump = Pump(self._loop, peer, stream, ours, self._bulk.discard, polite=polite)
             self._bulk.add(pump)
             self._helper.hand_over(theirs)
         except OSError as error:
@@ -123,12 +127,17 @@ class Targets:
             else:
                 pump.close(str(error))
 
-    def _polite(self) -> float:
-        """Seconds that files wait before they go on: while cells run, a transfer takes a small
-        part of the machine, and else all of it. Heartbeats do not count."""
+    def _polite(self, peer: Peer) -> float:
+        """Seconds that files wait before they go on: while cells run, they keep a pace that the
+        cells do not feel. Heartbeats do not count."""
+        now = self._loop.time()
         moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
-        busy_at = max(moved, default=0.0)
-        return _PAUSE if self._loop.time() - busy_at < _QUIET else 0.0
+        if now - max(moved, default=0.0) >= _QUIET:
+            return 0.0
+        took = peer.session.measure(now)
+        if took is not None:
+            self._pace.measured(took)
+        return self._pace.pause
 
 
 class _KernelStream:
