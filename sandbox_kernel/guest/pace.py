@@ -9,7 +9,7 @@ does not.
 LONGEST_PAUSE = 0.008
 """Seconds between two portions of files on a link that is never fast."""
 _SHORTEST_PAUSE = 0.0001
-_ALLOWED, _ALLOWED_SHARE = 0.002, 0.25
+_ALLOWED, _ALLOWED_SHARE = 0.00125, 0.25
 """How much longer than the best an answer may take: in seconds, or as a share of the best."""
 _AGING = 1.001
 """The best is forgotten slowly: a link may become longer."""

@@ -14,7 +14,6 @@ from typing import Optional
 from ...wire.descriptors import send_with_descriptors
 
 _PR_SET_PDEATHSIG = 1
-_NICE = 5
 
 
 class Helper:
@@ -90,19 +89,10 @@ def _become_helper(control: socket.socket, parent: int) -> None:
     keep = control.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 4096 else keep + 4096)
-    _yield_to_cells()
-
-
-def _yield_to_cells() -> None:
-    """Take the processor when cells leave it, and a third of their share when they do not: less
-    would starve a save on a busy machine."""
     try:
-        os.setsid()  # a session has its own share where the scheduler groups by session
-        os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # do not preempt others
-        with open("/proc/self/autogroup", "w") as share:
-            share.write(str(_NICE))
-    except FileNotFoundError:
-        pass  # it does not group by session: the process's own share counts
+        # A session has its own share of the processors where the scheduler groups by session, and
+        # this policy yields to processes that wake up; `nice` would starve it on a busy machine.
+        os.setsid()
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError as error:
         print("workspace helper: cannot lower its priority:", error, flush=True)
