@@ -1,18 +1,19 @@
 """Pace: how fast files may travel while cells run.
 
-Files and messages share the processors, the agent, the link and the host's thread. What files cost
-a message shows in the time that the link takes to answer a PING, which overtakes queued data as a
-message does. Files go faster as long as that time stays near its best, and back off at once when it
-does not.
+Files and messages share the processors, the agent, the link and the host's thread. What a portion
+of files costs a message shows in the time that the link takes to answer a PING that is sent with
+it: the PING overtakes queued data as a message does. Files wait in proportion to that, so they take
+a fixed part of the way, however fast or busy the machine is.
 """
 
 LONGEST_PAUSE = 0.008
-"""Seconds between two portions of files on a link that is never fast."""
-_SHORTEST_PAUSE = 0.0001
-_ALLOWED, _ALLOWED_SHARE = 0.00125, 0.25
-"""How much longer than the best an answer may take: in seconds, or as a share of the best."""
+"""Seconds that files wait at most between two portions: a busy machine must not starve them."""
+_REST = 2.5
+"""Seconds of rest for each second by which files delay an answer."""
+_WEIGHT = 0.1
+"""Of the newest answer in the average: schedulers are not exact."""
 _AGING = 1.001
-"""The best is forgotten slowly: a link may become longer."""
+"""The best time is forgotten slowly: a link may become longer."""
 
 
 class Pace:
@@ -23,9 +24,7 @@ class Pace:
         self._best = 0.0
 
     def measured(self, seconds: float) -> None:
-        """The link has answered after this time, with files under way at the present pace."""
+        """The link has answered after this time, with files under way."""
         self._best = min(seconds, self._best * _AGING) if self._best else seconds
-        if seconds > self._best + max(_ALLOWED, _ALLOWED_SHARE * self._best):
-            self.pause = min(2 * max(self.pause, _SHORTEST_PAUSE), LONGEST_PAUSE)
-        else:
-            self.pause = 0.8 * self.pause if self.pause > _SHORTEST_PAUSE else 0.0
+        rest = min(_REST * (seconds - self._best), LONGEST_PAUSE)
+        self.pause += _WEIGHT * (rest - self.pause)
