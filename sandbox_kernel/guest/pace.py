@@ -8,7 +8,7 @@ a fixed part of the way, however fast or busy the machine is.
 
 LONGEST_PAUSE = 0.008
 """Seconds that files wait at most between two portions: a busy machine must not starve them."""
-_REST = 2.5
+_REST = 3.0
 """Seconds of rest for each second by which files delay an answer."""
 _WEIGHT = 0.1
 """Of the newest answer in the average: schedulers are not exact."""
