@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, workspace
+from benchmarks import changes, report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -95,13 +95,21 @@ def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder:
     rounds = options.rounds or (1 if options.quick else 3)
     files, size = (2_000, 200_000_000) if options.quick else (10_000, 1_000_000_000)
     figures = workspace.measure(folder, files, size, rounds, _progress)
+    moved = changes.measure(folder, size, _progress) if options.changes else []
     _print_title(facts, False)
     print(f"rounds: {rounds}; {files:,} files with {size / 1e6:g} MB of random bytes\n")
     print(workspace.report_table(figures))
     print()
     for check in workspace.checks(figures, size):
         print(check)
-    content = {"machine": facts, "figures": {"files": files, "size": size, **figures}}
+    if moved:
+        print(f"\na changed file of {size / 1e6:g} MB\n")
+        print(report.table(moved))
+    content = {
+        "machine": facts,
+        "figures": {"files": files, "size": size, **figures},
+        "changes": moved,
+    }
     return _save(options.json or RESULTS / "workspace.json", content)
 
 
@@ -175,6 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     only_compare.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     only_compare.add_argument("--rounds", type=_positive, help="3 by default, 1 with --quick")
     only_compare.add_argument("--quick", action="store_true", help="less of everything")
+    only_workspace = parser.add_argument_group("workspace")
+    only_workspace.add_argument(
+        "--changes",
+        action="store_true",
+        help="also: what a small change of a large file moves, here and with restic and borg",
+    )
     only_scale = parser.add_argument_group("scale")
     only_scale.add_argument(
         "--counts", nargs="+", type=_positive, default=[1, 5, 20, 50], help="numbers of kernels"

@@ -18,6 +18,7 @@ from .kernel_process import Kernel
 from .kernel_pump import Conversation, KernelPump
 from .listeners import Listeners
 from .loop import Loop
+from .pace import Pace
 from .recorder import Recorder
 from .spares import QUIET
 from .workspace.helper_process import Helper
@@ -27,7 +28,8 @@ _IDLE_CPU = 0.05
 """CPU seconds that a kernel without work uses at most between two looks."""
 _KEEP_LIMIT = 1.0
 """Seconds that a connection which the kernel has closed is kept while that kernel still runs."""
-_PAUSE, _QUIET = 0.008, 0.1
+_RUNNING = 0.1
+"""Seconds after their last message for which cells count as running."""
 
 
 class Targets:
@@ -42,6 +44,7 @@ class Targets:
         self._controls: Set[ControlServer] = set()
         self._pumps: Dict[Pump, str] = {}  # of the kernel's channels
         self._bulk: Set[Pump] = set()  # of workspace streams
+        self._pace = Pace()
         self._waiting: List[_KernelStream] = []
         self._listeners = Listeners(loop.time)
         self._connect_timer: object = None
@@ -146,7 +149,8 @@ class Targets:
         pump: Optional[Pump] = None
         try:
             ours, theirs = socket.socketpair()
-            pump = Pump(self._loop, peer, stream, ours, self._bulk.discard, polite=self._polite)
+            polite = partial(self._polite, peer)
+            pump = Pump(self._loop, peer, stream, ours, self._bulk.discard, polite=polite)
             self._bulk.add(pump)
             self._helper.hand_over(theirs)
         except OSError as error:
@@ -166,10 +170,16 @@ class Targets:
         moved = (pump.moved_at for pump, channel in self._pumps.items() if channel != "hb")
         return max(moved, default=0.0)
 
-    def _polite(self) -> float:
-        """Seconds that files wait before they go on: while cells run, a transfer takes a small
-        part of the machine, and else all of it."""
-        return _PAUSE if self._loop.time() - self._busy_at() < _QUIET else 0.0
+    def _polite(self, peer: Peer) -> float:
+        """Seconds that files wait before they go on: while cells run, they keep a pace that the
+        cells do not feel."""
+        now = self._loop.time()
+        if now - self._busy_at() >= _RUNNING:
+            return 0.0
+        took = peer.session.measure(now)
+        if took is not None:
+            self._pace.measured(took)
+        return self._pace.pause
 
 
 class _KernelStream:

@@ -6,7 +6,7 @@ again; the receiver ignores those that it has. ACK frames are for one-sided flow
 """
 
 from collections import deque
-from typing import Deque, List, Set, Tuple
+from typing import Deque, List, Optional, Set, Tuple
 
 from . import WireError
 from .frames import ACK, DATA, PING, PONG, REFUSE, Buffer, Frame, encode_header
@@ -35,6 +35,10 @@ PING_AFTER = 10.0
 DEAD_AFTER = 30.0
 """Seconds of silence after which a PING is sent, and the link given up."""
 
+_MEASURE_INTERVAL = 0.02
+"""Seconds between two PINGs that measure the link: well within what SPARE_A_SECOND allows."""
+
+_MEASURING = b"measure"
 _Entry = Tuple[int, int, int, Buffer]
 
 
@@ -57,6 +61,9 @@ class Session:
         self.last_heard = 0.0
         """When the last frame came, by the owner's clock."""
         self._last_ping = 0.0
+        self._measured_from = 0.0
+        self._measuring = False  # a PING is under way
+        self._round_trip: Optional[float] = None
         self._acked = 0
         self._spare = float(SPARE_FRAMES)
         self._wasted_at = 0.0
@@ -94,6 +101,7 @@ class Session:
         """The link is gone. Frames are kept until the peer acknowledges them on another."""
         self.attached = False
         self._link_frames = []
+        self._measuring = False
 
     def send(self, type_: int, stream: int, payload: Buffer = b"") -> None:
         """Queue a session frame. It goes out with ``take``, on this link or a later one."""
@@ -137,6 +145,9 @@ class Session:
         if frame.type == PING:
             if len(self._link_frames) < 8:
                 self._link_frames.append((PONG, bytes(frame.payload)))
+        elif frame.type == PONG and self._measuring and frame.payload == _MEASURING:
+            self._measuring = False
+            self._round_trip = now - self._measured_from
         elif frame.type == REFUSE:
             raise WireError("REFUSE after the handshake")
         # ACK and PONG are done. HELLO and WELCOME may come again: a stream may deliver twice.
@@ -172,6 +183,16 @@ class Session:
             self._last_ping = now
             self._link_frames.append((PING, b""))
         return True
+
+    def measure(self, now: float) -> Optional[float]:
+        """How long the link took to answer a PING since the last call, if it did. Sends the next
+        one with the next ``take``, but not too many a second."""
+        took, self._round_trip = self._round_trip, None
+        due = now - self._measured_from >= _MEASURE_INTERVAL
+        if self.attached and due and not self._measuring:
+            self._measuring, self._measured_from = True, now
+            self._link_frames.append((PING, _MEASURING))
+        return took
 
     def _in_order(self, frame: Frame) -> bool:
         if frame.seq <= self.received:

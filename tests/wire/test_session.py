@@ -260,6 +260,39 @@ def test_a_silent_link_is_asked_and_then_given_up() -> None:
     assert not session.check_alive(2 * PING_AFTER + DEAD_AFTER)
 
 
+def test_how_long_the_link_takes() -> None:
+    """A PING ahead of everything else; its answer is told once, and the next PING may follow."""
+    session = attached()
+    session.send(DATA, 1, b"x")
+    assert session.measure(1.0) is None
+    ping, other = taken(session)
+    assert (ping.type, other.type) == (PING, DATA)
+    session.receive(Frame(PONG, 0, 0, 0, b"another"), 1.25)
+    assert session.measure(1.25) is None
+    assert not session.pending
+    session.receive(Frame(PONG, 0, 0, 0, ping.payload), 1.5)
+    assert session.measure(1.5) == 0.5
+    assert taken(session) == [ping]
+    session.receive(Frame(PONG, 0, 0, 0, ping.payload), 1.501)
+    assert session.measure(1.502) == pytest.approx(0.001)
+    assert session.measure(1.503) is None
+    assert not session.pending  # not so soon
+
+
+def test_a_measurement_ends_with_its_link() -> None:
+    """Its PONG never comes, so the next link is measured anew."""
+    session = attached()
+    assert session.measure(1.0) is None
+    assert len(taken(session)) == 1
+    session.detach()
+    assert session.measure(2.0) is None
+    session.attach(0, 3.0)
+    assert not session.pending
+    assert session.measure(3.0) is None
+    (ping,) = taken(session)
+    assert ping.type == PING
+
+
 def test_checksums_of_payloads_are_a_matter_of_the_link() -> None:
     """The replay of a frame may have one where the first sending had none."""
     session = Session()

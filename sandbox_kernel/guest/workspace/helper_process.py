@@ -90,7 +90,9 @@ def _become_helper(control: socket.socket, parent: int) -> None:
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 4096 else keep + 4096)
     try:
-        # Yields to processes that wake up; `nice` would starve it on a busy machine.
+        # A session has its own share of the processors where the scheduler groups by session, and
+        # this policy yields to processes that wake up; `nice` would starve it on a busy machine.
+        os.setsid()
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError as error:
         print("workspace helper: cannot lower its priority:", error, flush=True)
