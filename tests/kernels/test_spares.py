@@ -39,7 +39,8 @@ print(json.dumps({
     "signals": {str(n): str(signal.getsignal(n)) for n in (1, 2, 13, 15, 17)},
     "masks": [_status[key].strip() for key in ("SigBlk", "SigIgn", "SigCgt")],
     "stdio": [kind(n) for n in range(3)],
-    "descriptors": sorted(kind(n) for n in os.listdir("/proc/self/fd") if "/" not in kind(n)),
+    "descriptors": sorted(
+        k for k in map(kind, os.listdir("/proc/self/fd")) if "/" not in k and k != "closed"),
     "buffering": [sys.__stdout__.line_buffering, sys.__stderr__.line_buffering],
     "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "frozen": gc.get_freeze_count(),
     "gc": gc.isenabled(), "thresholds": gc.get_threshold(),

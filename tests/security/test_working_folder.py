@@ -32,11 +32,14 @@ from sandbox_kernel.images.target import Target
 from sandbox_kernel.jupyter import kernel_command
 from sandbox_kernel.jupyter.kernelspec import list_kernelspecs, write_kernelspec
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.kernels.spare_plan import SparePlan
+from sandbox_kernel.kernels.spare_shelf import Shelf, end_holders
 from sandbox_kernel.sandboxes.broker import startup as broker
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, environment, guest_copy
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.workspace.ended_sandboxes import Leftovers, save_leftovers
 from sandbox_kernel.workspace.store import Store
+from tests.helpers.waiting import wait_until
 
 from .hosts import why_not
 
@@ -111,6 +114,18 @@ def start_jail() -> None:
     asyncio.run(main())
 
 
+def start_holder() -> None:
+    if why_not():
+        pytest.skip(str(why_not()))
+    plan = SparePlan.of("local", SandboxSpec(), ())
+    shelf = Shelf.of(plan)
+    shelf.ask_for_one(plan)
+    try:
+        wait_until(lambda: shelf.offered, "a spare sandbox")
+    finally:
+        end_holders()
+
+
 def find_maker() -> None:
     try:
         debian._maker()
@@ -146,6 +161,7 @@ def save_what_was_left() -> None:
 WAYS: dict[str, Callable[[], object]] = {
     "the broker": start_broker,
     "a jail": start_jail,
+    "a holder of spares": start_holder,
     "bubblewrap": functools.partial(bubblewrap.find),
     "a question to an interpreter": lambda: environment.describe(sys.executable),
     "compiling the guest": compile_guest,
@@ -239,6 +255,7 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
         "images/debian.py",
         "images/wheels.py",
         "host_programs.py",
+        "kernels/spare_shelf.py",
         "sandboxes/broker/startup.py",
         "sandboxes/local/bubblewrap.py",
         "sandboxes/local/environment.py",
