@@ -8,7 +8,6 @@ answer from the last one. Clients that encrypt, and kernels that answer otherwis
 they connect again.
 """
 
-import contextlib
 from typing import Any, Callable
 
 from ..wire.frames import Buffer
@@ -122,9 +121,16 @@ class KernelPump(Pump):
             self._say(conversation.go_on())
 
     def _say(self, data: bytes) -> None:
-        # A few bytes fit into the buffer of a new connection. A broken one is found out by reading.
-        with contextlib.suppress(OSError):
-            self._sock.send(data)
+        """Send a few bytes, which fit into the buffer of a new connection. If they do not, the
+        client connects again."""
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the kernel has closed the connection, which reading finds out
+        if sent < len(data):
+            self._loop.call_later(0.0, self.close, "the kernel takes nothing")
 
     def on_data(self, payload: Buffer) -> None:
         conversation, handshake = self._conversation, self._conversation.handshake

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.kernelspec import template
+from sandbox_kernel.kernels.launched_process import LAUNCHED
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.spec import SETTINGS
 from sandbox_kernel.tunnel.background import run
@@ -50,26 +53,38 @@ Timeline = list[tuple[str, float]]
 
 
 async def profile_kernel(backend: str) -> dict[str, Timeline]:
-    """Start a kernel with the backend's defaults, cold, and restart it. Raises what goes wrong."""
+    """Start a kernel with the backend's defaults, cold, and restart it. SandboxError if one of them
+    does not work."""
     with _manager(backend) as manager:
-        begin = time.perf_counter()
-        await manager.start_kernel()
-        client = manager.client()
-        client.start_channels()
         try:
-            kernel = manager.provisioner.kernel
-            start = await _until_first_result(client, dict(kernel.steps))
-            found = {"cold start": _since(begin, start)}
-            await _until_spare(kernel)
-            begin = time.perf_counter()
-            await manager.restart_kernel(now=True)
-            launched = "the kernel is launched"
-            marks = {launched: kernel.steps[launched]}
-            found["restart"] = _since(begin, await _until_first_result(client, marks))
-            return found
+            return await _profile(manager)
+        except (TimeoutError, queue.Empty, RuntimeError, OSError) as error:
+            raise SandboxError(
+                f"A kernel of the backend {backend!r} cannot be measured: {type(error).__name__} "
+                f"{error}. `sandbox-kernel doctor {backend}` says what does not work."
+            ) from error
         finally:
-            client.stop_channels()
-            await asyncio.shield(manager.shutdown_kernel(now=True))
+            if manager.has_kernel:
+                await asyncio.shield(manager.shutdown_kernel(now=True))
+
+
+async def _profile(manager: Any) -> dict[str, Timeline]:
+    begin = time.perf_counter()
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        kernel = manager.provisioner.kernel
+        start = await _until_first_result(client, dict(kernel.steps))
+        found = {"cold start": _since(begin, start)}
+        await _until_spare(kernel)
+        begin = time.perf_counter()
+        await manager.restart_kernel(now=True)
+        marks = {LAUNCHED: kernel.steps[LAUNCHED]}
+        found["restart"] = _since(begin, await _until_first_result(client, marks))
+        return found
+    finally:
+        client.stop_channels()
 
 
 async def _until_first_result(client: Any, marks: dict[str, float]) -> dict[str, float]:

@@ -29,6 +29,10 @@ _EXPLAIN_TIMEOUT = 1.0
 _RECORDING_TIMEOUT = 60.0
 
 
+LAUNCHED = "the kernel is launched"
+"""The last of ``KernelProcess.steps``."""
+
+
 class KernelProcess:
     """The kernel that runs in a sandbox (or does not, yet).
 
@@ -94,7 +98,7 @@ class KernelProcess:
             spare=spare,
             timeout=self.handle.spec.start_timeout,
         )
-        self.steps["the kernel is launched"] = time.perf_counter()
+        self.steps[LAUNCHED] = time.perf_counter()
         await self._started(status)
 
     async def _note_earlier_kills(self) -> None:

@@ -78,11 +78,13 @@ class Shelf:
         taken = self._folder / f"{self.key}.taken-{secrets.token_hex(8)}"
         try:
             os.rename(self._offer, taken)  # atomic: one of two processes finds nothing
-            values = json.loads(taken.read_bytes()[:_MAX_FILE])
+            content = taken.read_bytes()[:_MAX_FILE]
             os.unlink(taken)
+            return Offer(**json.loads(content))
         except FileNotFoundError:
             return None
-        return Offer(**values)
+        except (ValueError, TypeError):  # of another version, whose spare ends with its lease
+            return None
 
     def ask_for_one(self, plan: SparePlan) -> None:
         """A kernel of this kind was started: let a holder have a spare for the next one. It is a
