@@ -107,7 +107,7 @@ def test_a_request_is_not_repeated() -> None:
     ids=["encrypted", "unready", "zeros", "http", "subscriptions", "subscription", "silent"],
 )
 def test_others_connect_again(client: bytes) -> None:
-    """If it cannot be said again, nobody goes on with it."""
+    """A connection whose opening cannot be repeated is not kept."""
     assert not can_go_on(opened(client=client))
 
 

@@ -56,7 +56,7 @@ class FakeLoop:
 
 
 class FakeWarm:
-    """A warm interpreter that forks only when it is told to."""
+    """A warm interpreter that records launches and forks nothing."""
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
@@ -215,7 +215,7 @@ def test_a_spare_is_taken_once(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("last_words", [b"", b"nonsense", READY, bytes(64)])
 def test_one_that_does_not_become_a_kernel_is_ended(sandbox: Sandbox, last_words: bytes) -> None:
-    """Whoever waits for it is told, and starts another kernel."""
+    """The caller of ``take`` gets None, and starts another kernel."""
     spare = Forked(sandbox)
     taken: list[int | None] = []
     sandbox.spares.take(PLAN, {}, taken.append)

@@ -248,7 +248,7 @@ class Held:
 
 
 def test_a_spare_does_not_outlive_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten minutes after the last use it is gone. A use begins them anew."""
+    """The holder ends ten minutes after the last use. Each use restarts that time."""
     held = Held()
     wait_until(lambda: held.shelf.offered, "the offer")
     monkeypatch.setattr(spare_holder, "LIMIT", 0.0)

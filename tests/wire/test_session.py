@@ -261,7 +261,7 @@ def test_a_silent_link_is_asked_and_then_given_up() -> None:
 
 
 def test_how_long_the_link_takes() -> None:
-    """A PING ahead of everything else; its answer is told once, and the next PING may follow."""
+    """The PING precedes queued data. ``measure`` returns its time once, then sends the next PING."""
     session = attached()
     session.send(DATA, 1, b"x")
     assert session.measure(1.0) is None
@@ -280,7 +280,7 @@ def test_how_long_the_link_takes() -> None:
 
 
 def test_a_measurement_ends_with_its_link() -> None:
-    """Its PONG never comes, so the next link is measured anew."""
+    """The PONG of a lost link never comes. The next link sends a PING of its own."""
     session = attached()
     assert session.measure(1.0) is None
     assert len(taken(session)) == 1

@@ -293,7 +293,7 @@ def _memory_limits() -> Iterator[tuple[int, Path]]:
 
 
 def _memory_used(folder: Path) -> int:
-    """Without files that the kernel would let go of at once; 0 if that cannot be read."""
+    """Bytes in use, without reclaimable page cache; 0 if they cannot be read."""
     for used, reclaimable in (
         ("memory.current", "inactive_file"),
         ("memory.usage_in_bytes", "total_inactive_file"),
