@@ -261,7 +261,7 @@ def test_a_silent_link_is_asked_and_then_given_up() -> None:
 
 
 def test_how_long_the_link_takes() -> None:
-    """The PING precedes queued data. ``measure`` returns its time once, then sends the next PING."""
+    """The PING precedes queued data. ``measure`` returns its time once, and sends the next."""
     session = attached()
     session.send(DATA, 1, b"x")
     assert session.measure(1.0) is None
