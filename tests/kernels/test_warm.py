@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
 from .live import PATIENCE, Live
+from .portrait import portrait
 
 FORKED = """
 import os
@@ -30,34 +29,6 @@ _others.sort()
 print(bool(_others))
 """
 """Prints whether an interpreter waits to become a kernel; a spare may wait beside it."""
-
-PORTRAIT = """
-import ctypes, gc, json, os, random, signal, sys, threading
-def read(name):
-    with open(f"/proc/self/{name}") as file:
-        return file.read()
-status = dict(line.split(":", 1) for line in read("status").splitlines())
-print(json.dumps({
-    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags),
-    "executable": sys.executable, "prefix": sys.prefix, "cmdline": read("cmdline"),
-    "comm": read("comm"), "cwd": os.getcwd(), "environ": dict(os.environ),
-    "leader": os.getpid() == os.getsid(0) == os.getpgrp(),
-    "parent": open(f"/proc/{os.getppid()}/comm").read(),
-    "signals": {str(n): str(signal.getsignal(n)) for n in (1, 2, 13, 15, 17)},
-    "masks": [status[key].strip() for key in ("SigBlk", "SigIgn")],
-    "stdio": [os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in range(3)],
-    "buffering": [sys.__stdout__.line_buffering, sys.__stderr__.line_buffering],
-    "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "frozen": gc.get_freeze_count(),
-    "main": sys.modules["__main__"].__name__, "limits": read("limits"),
-    "ours": sorted(m for m in sys.modules if "sandbox" in m),
-    "threads": sorted(t.name.rstrip("0123456789") for t in threading.enumerate()),
-}))
-"""
-
-
-def portrait(live: Live) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(live.ok(PORTRAIT).text())
-    return found
 
 
 def test_a_forked_kernel_cannot_be_told_from_a_fresh_one(start_kernel: StartKernel) -> None:
