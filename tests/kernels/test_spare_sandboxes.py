@@ -144,6 +144,17 @@ def test_two_processes_never_get_the_same_spare(folder: Path) -> None:
     assert name in names
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"name": "x", "more": 1}'])
+def test_an_offer_that_cannot_be_read_is_no_spare(folder: Path, content: bytes) -> None:
+    """Another version may have written it. It is gone, and the kernel starts without a spare."""
+    shelves = folder / "run" / "spares"
+    shelves.mkdir(parents=True)
+    (shelves / "kind.spare").write_bytes(content)
+    assert Shelf("kind").take() is None
+    assert list(shelves.iterdir()) == []
+    shelves.rmdir()
+
+
 def _take(key: str, rounds: int) -> list[str]:
     shelf = Shelf(key)
     return [offer.name for _ in range(rounds) if (offer := shelf.take()) is not None]
