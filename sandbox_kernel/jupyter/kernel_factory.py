@@ -106,9 +106,9 @@ class _Making:
     async def _take_from_shelf(self) -> SandboxedKernel | None:
         """A spare that another process holds, if it is like a sandbox made now. Without one the
         kernel starts as ever, so no problem with spares is one of the start."""
-        shelf = await asyncio.to_thread(Shelf.of, self._plan)
-        kernel, stale = None, ""
+        shelf, kernel, stale = None, None, ""
         try:
+            shelf = await asyncio.to_thread(Shelf.of, self._plan)
             offer = await asyncio.to_thread(shelf.take)
             if offer is not None and offer.likeness != await self._likeness():
                 stale = offer.name
@@ -120,7 +120,8 @@ class _Making:
             self._log.info("A spare sandbox has ended, so the kernel gets a new one: %s", error)
         except (SandboxError, OSError) as error:
             self._log.warning("A spare sandbox cannot be used: %s", error)
-        _following.start(self._after_the_start(shelf, stale))
+        if shelf is not None:
+            _following.start(self._after_the_start(shelf, stale))
         return kernel
 
     async def _after_the_start(self, shelf: Shelf, stale: str) -> None:

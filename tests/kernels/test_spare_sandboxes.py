@@ -144,6 +144,19 @@ def test_two_processes_never_get_the_same_spare(folder: Path) -> None:
     assert name in names
 
 
+def test_a_kernel_starts_where_spares_cannot_be_looked_for(
+    folder: Path, start_kernel: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hardened container hides what a spare must have in common with its process."""
+
+    def hidden() -> dict[str, object]:
+        raise PermissionError("/proc/self/ns/cgroup")
+
+    monkeypatch.setattr(spare_shelf, "_surroundings", hidden)
+    assert start_kernel(warm_spares=True).ok("6 * 7").value == "42"
+    assert not (folder / "run" / "spares").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"name": "x", "more": 1}'])
 def test_an_offer_that_cannot_be_read_is_no_spare(folder: Path, content: bytes) -> None:
     """Another version may have written it. It is gone, and the kernel starts without a spare."""
