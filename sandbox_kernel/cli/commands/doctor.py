@@ -25,9 +25,7 @@ _MARKS = {True: "v", False: "x", None: "!"}
 def add(commands: Commands) -> None:
     parser = add_command(commands, "doctor", run)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: all")
-    parser.add_argument(
-        "--profile", action="store_true", help="show where the time of a kernel's start goes"
-    )
+    parser.add_flag("--profile", help="show where the time of a kernel's start goes")
     parser.add_json()
 
 
