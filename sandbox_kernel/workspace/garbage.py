@@ -203,7 +203,7 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
     memory: dict[bytes, Totals] = {}
     for workspace, id_ in saves:
         try:
-            found = Catalog(memory)
+            found = Catalog(memory)  # passes over folders that are known to be whole
             found.add(store.read, store.load(workspace, id_).tree)
             missing = found.chunks.keys() - whole
         except WorkspaceNotFound:
@@ -214,6 +214,7 @@ def verify(store: Store, *, on_pack: Callable[[str], object] = lambda name: None
             gone = _still_missing(store, missing, set(looked_at)) if missing else missing
             if gone:
                 report.problems.append(f"{workspace} {id_}: {len(gone)} chunks are missing")
+                memory = {}
         report.saves += 1
     return report
 

@@ -230,6 +230,29 @@ def test_gc_does_not_touch_a_store_that_lacks_something(store: Store, guest: Gue
     assert packs(fresh) == 1
 
 
+def test_every_save_that_lacks_something_is_named(
+    store: Store, guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves share the folders that have not changed, and what those lack is lacking in each."""
+    (guest.folder / "shared").mkdir()
+    (guest.folder / "shared" / "f").write_bytes(b"lost" * 1000)
+    for number in range(3):
+        (guest.folder / "changing").write_text(str(number))
+        guest.persist(store)
+    fresh = Store.open(store.url)
+    entry = fresh.lookup(fresh.find("work"), "shared/f")
+    assert entry is not None
+    lost = {hash_ for _, hash_, _ in entry.pieces()}
+    records, find = fresh.packs.records, fresh.packs.find
+    monkeypatch.setattr(
+        fresh.packs, "records", lambda name: [r for r in records(name) if r[0] not in lost]
+    )
+    monkeypatch.setattr(fresh.packs, "find", lambda hash_: None if hash_ in lost else find(hash_))
+    problems = verify(fresh).problems
+    ids = [save.id for save in fresh.saves("work")]
+    assert problems == [f"work {id_}: {len(lost)} chunks are missing" for id_ in ids]
+
+
 def test_a_damaged_pack_is_named_once(store: Store, guest: Guest) -> None:
     """`workspace verify` reads on; then it names the saves that are damaged by it."""
     (guest.folder / "f").write_text("1")
