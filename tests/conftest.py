@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from tests.helpers.coroutines import RunCoroutine, on_own_loop
 from tests.helpers.own_folders import keep_no_spares
 from tests.helpers.signals import heed_signals
@@ -26,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
     group.addoption("--backend", action="append", help="test this backend; may be repeated")
     group.addoption("--backend-spec", type=json.loads, help="spec fields for it, as JSON")
+
+
+@pytest.fixture
+def over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wire carries the clients of a local jail, too, as it does elsewhere."""
+    monkeypatch.setattr(LocalHandle, "takes_connections", False)
 
 
 # --- tests that are coroutines

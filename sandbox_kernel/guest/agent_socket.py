@@ -15,7 +15,7 @@ from ..wire.connection import AgentConnection
 from ..wire.descriptors import close_all, receive_with_descriptors
 from ..wire.fdlink import FdLink
 from ..wire.handshake import Hello
-from .connector import SOCKET
+from .connector import CLIENTS, SOCKET
 from .loop import Loop
 from .rekey import MAX_REQUEST
 from .sessions import Sessions
@@ -115,10 +115,14 @@ class _Greeter:
             if not fds and "rekey" in request:
                 return self._rekey(request["rekey"])
             codec = request["codec"]
-            if len(fds) != 2 or codec not in CODECS:
+            if len(fds) != 2 or codec not in (*CODECS, CLIENTS):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             close_all(fds)
+            return self.close()
+        if codec == CLIENTS:
+            os.close(fds[1])
+            self._owner.sessions.carry(fds[0])
             return self.close()
         self._connection = AgentConnection(codec)
         self._loop.remove_reader(self._sock.fileno())

@@ -16,13 +16,15 @@ from ..wire.descriptors import send_with_descriptors
 SOCKET = "agent.sock"
 """Name of the agent's socket in its folder."""
 
+CLIENTS = "clients"
+"""In place of a codec: the host will hand its clients' connections over its stdin."""
 AGENT_TIMEOUT = 20.0
 """Seconds for an agent that has just been started to listen."""
 EXIT_NO_AGENT = 69
 
 
 def main(folder: str, codec: str) -> int:
-    if codec not in CODECS:
+    if codec not in (*CODECS, CLIENTS):
         print("unknown codec %r; known: %s" % (codec, ", ".join(CODECS)), file=sys.stderr)
         return 2
     return hand_over(os.path.join(folder, SOCKET), codec)
@@ -35,8 +37,11 @@ def hand_over(address: str, codec: str, timeout: float = AGENT_TIMEOUT) -> int:
         print("no agent answers at %s" % address.lstrip("\0"), file=sys.stderr)
         return EXIT_NO_AGENT
     with connection:
-        os.write(1, PREAMBLE)
+        if codec != CLIENTS:
+            os.write(1, PREAMBLE)
         send_with_descriptors(connection, json.dumps({"codec": codec}).encode(), [0, 1])
+        if codec == CLIENTS:
+            return 0
         # This process must not keep the stream open when the agent closes its copies.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)

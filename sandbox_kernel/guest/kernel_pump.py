@@ -11,8 +11,7 @@ they connect again.
 from typing import Any, Callable
 
 from ..wire.frames import Buffer
-from ..wire.mux import Stream
-from ..wire.pump import Pump
+from ..wire.pump import ByteStream, Pump
 from ..wire.zmtp import COMMAND, READY, SUBSCRIBE_ALL, ZmtpFrame, ZmtpReader, speaks_plainly
 from .listeners import Handshake, Listeners
 
@@ -110,7 +109,7 @@ class KernelPump(Pump):
         self,
         conversation: Conversation,
         listeners: Listeners,
-        keep: Callable[[Stream, Conversation], object],
+        keep: Callable[[ByteStream, Conversation], object],
         *pump: Any,
     ) -> None:
         super().__init__(*pump)

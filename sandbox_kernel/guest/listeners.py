@@ -10,7 +10,7 @@ from collections import deque
 from typing import Callable, Deque, Set
 
 from ..wire.frames import Buffer
-from ..wire.mux import Stream
+from ..wire.pump import ByteStream
 from ..wire.zmtp import COMMAND, HELLO, READY, SUB_SOCKET, ZmtpReader
 
 RETURN_LIMIT = 3.0
@@ -52,7 +52,7 @@ class Listeners:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._away: Deque[float] = deque()  # when each of them was lost
-        self._back: Set[Stream] = set()  # connected, handshake not done
+        self._back: Set[ByteStream] = set()  # connected, handshake not done
         self._until = 0.0
 
     @property
@@ -71,17 +71,17 @@ class Listeners:
         """The kernel has closed the connection of one."""
         self._away.append(self._clock())
 
-    def opened(self, stream: Stream) -> None:
+    def opened(self, stream: ByteStream) -> None:
         """A client has opened an output stream: one that is awaited, if any is."""
         if self._away:
             self._away.popleft()
             self._back.add(stream)
 
-    def kept(self, stream: Stream) -> None:
+    def kept(self, stream: ByteStream) -> None:
         """The kernel has closed the connection of one, which waits here for the next kernel."""
         self._back.add(stream)
 
-    def settled(self, stream: Stream) -> bool:
+    def settled(self, stream: ByteStream) -> bool:
         """Its handshake is done, or it has left. True if it was awaited."""
         awaited = stream in self._back
         self._back.discard(stream)

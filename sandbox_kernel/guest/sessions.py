@@ -5,17 +5,21 @@ present one. ``rekey`` replaces the token, if this agent is a copy.
 """
 
 import hmac
+import socket
 from collections import deque
-from typing import Any, Callable, Deque, Optional
+from typing import Any, Callable, Deque, List, Optional
 
 from ..wire import VERSION, WireError
 from ..wire.connection import AgentConnection
 from ..wire.fdlink import FdLink
 from ..wire.handshake import Hello
 from ..wire.peer import Peer
+from .direct_clients import Carrier
 from .loop import Loop
 from .rekey import is_request, reseed
 from .targets import Targets
+
+MAX_STRANGERS = 4
 
 
 class Sessions:
@@ -33,6 +37,8 @@ class Sessions:
         self._id = ""
         self._superseded: Deque[str] = deque(maxlen=64)
         self._peer: Optional[Peer] = None
+        self._carrier: Optional[Carrier] = None
+        self._strangers: List[Carrier] = []  # carriers that have not said whose they are
 
     def check_alive(self) -> float:
         """Give up a dead link; return for how many seconds no host has been attached."""
@@ -92,6 +98,25 @@ class Sessions:
             return "unknown-session"
         return ""
 
+    def carry(self, fd: int) -> None:
+        """A host wants to hand over its clients' connections through this socket."""
+        while len(self._strangers) >= MAX_STRANGERS:
+            self._strangers[0].close()
+        own = (self._loop, socket.socket(fileno=fd), self._targets)
+        self._strangers.append(Carrier(*own, self._admits, self._strangers.remove))
+
+    def _admits(self, carrier: Carrier, request: Any) -> bool:
+        """Whether a carrier is that of the present session's host, which has one at most."""
+        known = self._token or ""
+        if not isinstance(request, dict) or not known or request.get("session") != self._id:
+            return False
+        if not hmac.compare_digest(known.encode(), str(request.get("token")).encode()):
+            return False
+        if self._carrier is not None:
+            self._carrier.close()
+        self._carrier = carrier
+        return True
+
     def _begin(self, session_id: str) -> Peer:
         self._end()
         if self._id:
@@ -109,6 +134,9 @@ class Sessions:
         self._id = ""
 
     def _end(self) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
+            self._carrier = None
         if self._peer is not None:
             self._peer.detach()
             self._targets.close()

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from ..wire.frames import Buffer
 from ..wire.mux import Stream
 from ..wire.peer import Peer
-from ..wire.pump import Pump
+from ..wire.pump import ByteStream, Flushes, Pump
 from .control_server import ControlServer
 from .endpoints import CHANNELS
 from .kernel_process import Kernel
@@ -57,16 +57,20 @@ class Targets:
         if kind == "control":
             self._controls.add(ControlServer(peer, stream, self.calls, self._controls.discard))
         elif kind == "kernel" and rest in CHANNELS:
-            self._wait(peer, stream, Conversation(rest))
-            if rest == "iopub":
-                self._listeners.opened(stream)
-            self._connect_waiting()
+            self.open_channel(peer, stream, rest)
         elif kind == "recorded" and rest.isdigit() and len(rest) < 16:
             self._recorder.send(peer, stream, int(rest))
         elif kind == "workspace":
             self._open_workspace(peer, stream)
         else:
             stream.reset("there is no target %r here" % target)
+
+    def open_channel(self, peer: Flushes, stream: ByteStream, channel: str) -> None:
+        """A client wants a channel of the kernel, through the wire or directly."""
+        self._wait(peer, stream, Conversation(channel))
+        if channel == "iopub":
+            self._listeners.opened(stream)
+        self._connect_waiting()
 
     def close(self) -> None:
         """The session is over."""
@@ -91,12 +95,14 @@ class Targets:
             self._waiting.remove(waiting)
             self._listeners.settled(waiting.stream)
 
-    def _wait(self, peer: Peer, stream: Stream, conversation: Conversation) -> "_KernelStream":
+    def _wait(
+        self, peer: Flushes, stream: ByteStream, conversation: Conversation
+    ) -> "_KernelStream":
         waiting = _KernelStream(self, peer, stream, conversation, self._loop.time())
         self._waiting.append(waiting)
         return waiting
 
-    def _keep(self, peer: Peer, stream: Stream, conversation: Conversation) -> None:
+    def _keep(self, peer: Flushes, stream: ByteStream, conversation: Conversation) -> None:
         """The kernel has closed a connection, and the next one can go on with it."""
         waiting = self._wait(peer, stream, conversation)
         waiting.after = self._kernel.generation
@@ -188,8 +194,8 @@ class _KernelStream:
     def __init__(
         self,
         targets: Targets,
-        peer: Peer,
-        stream: Stream,
+        peer: Flushes,
+        stream: ByteStream,
         conversation: Conversation,
         since: float,
     ) -> None:

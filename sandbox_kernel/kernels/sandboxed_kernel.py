@@ -31,6 +31,8 @@ UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
 _LOG_LINES, _MAX_OUTPUT = 20, 4000
 _UNDELIVERED_TIMEOUT = 5.0
+_LEASE_INTERVAL = 5.0
+"""Seconds between two attempts to extend a lease."""
 
 
 class SandboxedKernel(KernelProcess):
@@ -303,24 +305,33 @@ class SandboxedKernel(KernelProcess):
 
     def _on_first_request(self) -> None:
         self.tunnel.on_request = None
-        self._tasks.start(self._extend_lease())
+        self._tasks.start(self._extend_lease_in_the_end())
 
-    async def _extend_lease(self) -> None:
-        """Give the sandbox its whole lease: a client, or another process, needs it."""
+    async def _extend_lease_in_the_end(self) -> None:
+        """Try to extend the lease until that has worked, or the kernel is given up."""
+        while True:
+            if await self._extend_lease():
+                return
+            await asyncio.sleep(_LEASE_INTERVAL)
+
+    async def _extend_lease(self) -> bool:
+        """Give the sandbox its whole lease: a client, or another process, needs it. False if it
+        should be tried again."""
         if not self._short_lease:
-            return
+            return True
         try:
             await self.handle.set_lease(self.handle.spec.lease_seconds)
             self._short_lease = False
         except SandboxGone:
             pass  # the tunnel reports it
         except (SandboxError, OSError) as error:
-            self.tunnel.on_request = self._on_first_request
             self.log.warning(
                 "The lease of sandbox %s could not be extended, so it would end %g s after this "
-                "process: %s The next cell tries again.",
+                "process: %s It is tried again.",
                 *(self.handle.name, UNUSED_LEASE, error),
             )
+            return False
+        return True
 
     async def keep_unused(self) -> None:
         """Give the sandbox its whole lease, also if no client uses the kernel."""

@@ -61,6 +61,9 @@ class SandboxHandle(ABC):
     """Where kernels start."""
     holds_lease: ClassVar[bool] = False
     """Whether the backend itself ends the sandbox when its lease is over."""
+    takes_connections: bool = False
+    """Whether the sockets of commands pass descriptors on, so that the agent can take clients'
+    connections. Not where a sandbox can be paused: the host would not see that it is wanted."""
     weaknesses: Sequence[str] = ()
     """Sentences for the log: limits that this host can enforce only coarsely."""
     python: str | None = None

@@ -34,7 +34,8 @@ log = logging.getLogger("sandbox_kernel.tunnel")
 
 
 class Endpoint:
-    """One listening socket. ``on_input`` is called whenever a client sends something."""
+    """One listening socket. ``on_input`` is called whenever a client sends something. ``hand_over``
+    may take a client's connection; it returns whether it did."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class Endpoint:
         target: str,
         priority: int,
         on_input: Callable[[], object] | None = None,
+        hand_over: Callable[[socket.socket], bool] = lambda connection: False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._sandbox = sandbox
         self._priority = priority
         self._on_input = on_input
+        self._hand_over = hand_over
         self.target = target
         self.pumps: set[Pump] = set()
         """One for each connection."""
@@ -112,6 +115,8 @@ class Endpoint:
             who = f"A client of sandbox {self._sandbox} ({self.target})"
             log.warning("%s must wait at %s: %s", who, self.address, error)
             return self._pause()
+        if self._hand_over(connection):
+            return
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A larger window gains nothing within one machine, and when a cell is interrupted, the

@@ -30,7 +30,7 @@ class Links:
     def __init__(self, handle: SandboxHandle, folder: str, *, byte_exact: bool) -> None:
         self._handle = handle
         self._codec = RAW if byte_exact else BASE64
-        self._folder = folder
+        self.folder = folder
         self._closing = OwnedTasks()
 
     async def connect(self, peer: Peer, hello: Hello) -> tuple[AnyLink, HostConnection]:
@@ -57,7 +57,7 @@ class Links:
     async def _open(self) -> AnyLink:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                connector = self._handle.guest_argv("connect", self._folder, self._codec)
+                connector = self._handle.guest_argv("connect", self.folder, self._codec)
                 stream = await self._handle.open_stream(connector, duplex=True)
         except TimeoutError:
             raise LinkLost(

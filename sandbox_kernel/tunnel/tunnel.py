@@ -16,6 +16,7 @@ import logging
 import socket
 import uuid
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from sandbox_kernel import errors
@@ -25,6 +26,7 @@ from sandbox_kernel.tunnel.clock import since_boot
 from sandbox_kernel.tunnel.control_client import ControlClient
 from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Address, Endpoint
+from sandbox_kernel.tunnel.handover import Handover
 from sandbox_kernel.tunnel.links import Links
 from sandbox_kernel.wire import VERSION
 from sandbox_kernel.wire.handshake import Hello
@@ -73,6 +75,7 @@ class Tunnel:
         self._peer.on_link_lost = self._link_lost
         self._peer.on_broken = self._broken
         self._endpoints: list[Endpoint] = []
+        self._handover: Handover | None = None
         self._endpoints_lost = False
         self._downloads: set[Download] = set()
         self._channels: set[Pump] = set()
@@ -109,6 +112,8 @@ class Tunnel:
                 await asyncio.sleep(delay)
                 delay = min(MAX_DELAY, 2 * delay)
         self._task = self._loop.create_task(self._keep_connected())
+        if self._handle.takes_connections:
+            await self._open_handover()
 
     @property
     def connected(self) -> bool:
@@ -127,7 +132,30 @@ class Tunnel:
                 return endpoint.renew()
         inputs = {_HEARTBEATS: None, _REQUESTS: self._request}
         own = (self._peer, self._handle.name, address, target, priority)
-        self._endpoints.append(Endpoint(*own, inputs.get(target, self._input)))
+        on_input = inputs.get(target, self._input)
+        hand_over = partial(self._hand_over, target, on_input)
+        self._endpoints.append(Endpoint(*own, on_input, hand_over))
+
+    async def _open_handover(self) -> None:
+        own = (self._links.folder, self._hello.token, self._hello.session)
+        try:
+            self._handover = await Handover.open(self._handle, *own)
+        except SandboxError as error:
+            # The wire carries its clients as well; this only costs time.
+            self._log.info("sandbox %s takes no connections: %s", self._handle.name, error)
+
+    def _hand_over(
+        self, target: str, on_input: Callable[[], object] | None, connection: socket.socket
+    ) -> bool:
+        kind, _, channel = target.partition(":")
+        taken = (
+            self._handover is not None
+            and kind == "kernel"
+            and self._handover.take(connection, channel)
+        )
+        if taken and on_input is not None:
+            on_input()  # a client opens its connection with a greeting
+        return taken
 
     def want(self) -> None:
         """Resume the sandbox if it is paused."""
@@ -186,9 +214,11 @@ class Tunnel:
 
     def close_endpoints(self, keep: Collection[Address] = ()) -> None:
         """Stop listening, except at the addresses in ``keep``."""
-        for endpoint in self._endpoints:
-            if endpoint.address not in keep:
-                endpoint.close()
+        closed = [endpoint for endpoint in self._endpoints if endpoint.address not in keep]
+        if closed and self._handover is not None:
+            self._handover.close()
+        for endpoint in closed:
+            endpoint.close()
         self._endpoints = [kept for kept in self._endpoints if kept.address in keep]
 
     async def close(self) -> None:

@@ -2,12 +2,11 @@
 
 import socket
 from collections import deque
-from typing import Callable, Deque
+from typing import Callable, Deque, Optional, Protocol
 
 from .event_loop import LoopLike
 from .frames import Buffer
-from .mux import DEFAULT_WINDOW, Stream
-from .peer import Peer
+from .mux import DEFAULT_WINDOW, StreamHandler
 
 _MIN_READ, _MAX_READ = 8 * 1024, 256 * 1024
 _SMALL = 32 * 1024
@@ -17,6 +16,29 @@ _AHEAD, _BEHIND = 1.0, 0.5
 """Seconds' worth of data that may be under way to the reader: the first if it keeps up, the second
 if it was behind for a whole period. A client reads all output under way before it sees the end of
 an interrupted cell, so that must be little, however long the link is."""
+
+
+class ByteStream(Protocol):
+    """What a pump needs of a stream: ``mux.Stream``, or a client's own connection."""
+
+    owner: Optional[StreamHandler]
+    closed: bool
+    waiting: bool
+    widest: int
+
+    @property
+    def full(self) -> bool: ...
+    def write(self, data: Buffer) -> None: ...
+    def finish(self) -> None: ...
+    def reset(self, reason: str) -> None: ...
+    def consumed(self, size: int) -> None: ...
+    def narrow(self, window: int) -> None: ...
+
+
+class Flushes(Protocol):
+    """Sends what was written to streams: ``peer.Peer``."""
+
+    def flush_soon(self) -> None: ...
 
 
 class Pump:
@@ -30,8 +52,8 @@ class Pump:
     def __init__(
         self,
         loop: LoopLike,
-        peer: Peer,
-        stream: Stream,
+        peer: Flushes,
+        stream: ByteStream,
         sock: socket.socket,
         on_closed: "Callable[[Pump], object] | None" = None,
         on_input: "Callable[[], object] | None" = None,

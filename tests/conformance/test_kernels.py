@@ -156,6 +156,7 @@ def test_shutdown_removes_the_sandbox(backend: Backend) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("over_the_wire")
 def test_output_survives_cuts() -> None:
     """The stream to the sandbox breaks again and again: all output comes, once and in order."""
     lines, cuts = 20_000 // SCALE, 5

@@ -60,7 +60,7 @@ def tally(request: pytest.FixtureRequest) -> Counter[str]:
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch, over_the_wire: None) -> Iterator[Path]:
     """This test's own data and runtime folders, in which no sandbox may be left."""
     with own_folder(monkeypatch) as path:
         yield path

@@ -19,7 +19,7 @@ from tests.helpers.waiting import wait_until
 
 from .live import PATIENCE, Live, next_comm, run_cell, send_comm, until_message, until_reply
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("over_the_wire")]
 
 CHANNELS = ("shell", "iopub", "stdin", "control")
 

@@ -53,6 +53,7 @@ class LocalHandle(RecordedHandle):
     agent_folder = jail_start.AGENT_FOLDER
     workdir = jail_start.WORKSPACE
     holds_lease = True
+    takes_connections = True
 
     def __init__(self, record: Record) -> None:
         super().__init__(record)
