@@ -122,6 +122,8 @@ def stream_ends(
             for sock in (near, far):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+            # It has a name, so a hostile command cannot give it one in the host's name space.
+            far.bind("")
             ours.append(near)
             theirs.append(far.detach())
         else:

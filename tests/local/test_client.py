@@ -256,6 +256,45 @@ async def test_duplex_socket(client: LocalClient) -> None:
             assert await stream.read() == b"also this way"
 
 
+_ASK_ABOUT_THE_NETWORK = """
+import array, errno, fcntl, json, os, socket, struct
+buffer = array.array("B", bytes(4096))
+def attempt(action, *arguments):
+    try:
+        action(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def ask(request):
+    return attempt(fcntl.ioctl, 0, request, struct.pack("iL", 4096, buffer.buffer_info()[0]))
+sock = socket.socket(fileno=0)
+eth = struct.pack("16s24x", b"lo")
+found = {
+    "interfaces": ask(0x8912),
+    "address": attempt(fcntl.ioctl, 0, 0x8915, eth),
+    "hardware": attempt(fcntl.ioctl, 0, 0x8927, eth),
+    "settings": attempt(fcntl.ioctl, 0, 0x8946, eth),
+    "namespace": attempt(fcntl.ioctl, 0, 0x894C),
+    "radio": attempt(fcntl.ioctl, 0, 0x8B01, eth),
+    "name": attempt(sock.bind, chr(0) + "sandbox-kernel-squatter"),
+    "listen": attempt(sock.listen, 1),
+    "own": socket.if_nametoindex("lo"),
+}
+print(json.dumps(found), flush=True)
+"""
+
+
+async def test_a_socket_of_the_host_is_no_window_to_its_network(client: LocalClient) -> None:
+    """The socket of a command, and a client's that is handed over, were made in the host's network
+    namespace. They tell nothing of it, and take no name in it."""
+    async with sandbox(client) as handle:
+        command = ["python3", "-c", _ASK_ABOUT_THE_NETWORK]
+        async with await handle.open_stream(command, duplex=True) as stream:
+            found = json.loads(await read_until(stream, b"\n"))
+    for what in ("interfaces", "address", "hardware", "settings", "namespace", "radio"):
+        assert found[what] == "ENODEV", what
+    assert (found["name"], found["listen"], found["own"]) == ("EINVAL", "EINVAL", 1)
+
+
 async def log_has(handle: object, text: str) -> bool:
     return text in await handle.logs()  # type: ignore[attr-defined]
 

@@ -280,7 +280,10 @@ def test_both_machines_have_the_same_filter(machine: str) -> None:
     assert decide("clone", 17) == allow
     assert decide("clone", 0x10000000 | 17) == refuse
     assert decide("ioctl", 0, 0x5412) == refuse
-    assert decide("ioctl", 0, 0x5401) == allow
+    for request in (0x5401, 0x541B, 0x8905, 0x8910, 0x8933, 0x8A00, 0x8C00):
+        assert decide("ioctl", 0, request) == allow
+    for request in (0x8912, 0x8915, 0x8932, 0x8934, 0x8946, 0x89FF, 0x8B00, 0x8BFF):
+        assert decide("ioctl", 0, request) == 0x50000 | errno.ENODEV
     for call in ("socket", "socketpair"):
         assert decide(call, 2) == allow
         assert decide(call, 2, 1, 132) == 0x50000 | errno.EPROTONOSUPPORT

@@ -57,6 +57,8 @@ _NEW_NAMESPACE = (
 )
 _TIOCSTI = 0x5412  # types into the terminal
 _TIOCLINUX = 0x541C  # pastes into a virtual console
+_SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933  # for if_nametoindex
+_INTERFACES = ((0x8910, 0x89FF), (0x8B00, 0x8BFF))  # addresses and settings, those of radios
 _AF_NETLINK, _NETLINK_ROUTE = 16, 0  # for getaddrinfo and the like
 # Any, ICMP, TCP, UDP, ICMPv6. For others the kernel would load modules.
 _PROTOCOLS = (0, 1, 6, 17, 58)
@@ -77,6 +79,17 @@ class _Op(NamedTuple):
     otherwise: str = ""
 
 
+def _within(first: int, last: int, label: str) -> Sequence[_Op | str]:
+    """Go to the label if what is loaded is one of these numbers."""
+    below, above = f"below {first:#x}", f"above {last:#x}"
+    return (
+        _Op(_AT_LEAST, first, otherwise=below),
+        _Op(_AT_LEAST, last + 1, then=above, otherwise=label),
+        below,
+        above,
+    )
+
+
 # A string is a label: the name of the next instruction.
 _RULES: Sequence[_Op | str] = (
     "clone",
@@ -85,7 +98,14 @@ _RULES: Sequence[_Op | str] = (
     "ioctl",
     _Op(_LOAD, _argument(1)),
     _Op(_EQUAL, _TIOCSTI, then="refuse"),
-    _Op(_EQUAL, _TIOCLINUX, then="refuse", otherwise="allow"),
+    _Op(_EQUAL, _TIOCLINUX, then="refuse"),
+    # A socket answers for the network that it was made in, and some are made by the host.
+    _Op(_EQUAL, _SIOCGIFNAME, then="allow"),
+    _Op(_EQUAL, _SIOCGIFINDEX, then="allow"),
+    *(line for first, last in _INTERFACES for line in _within(first, last, "no such device")),
+    _Op(_GO, then="allow"),
+    "no such device",
+    _Op(_RETURN, _fail(errno.ENODEV)),
     "personality",
     _Op(_LOAD, _argument(0)),
     *(_Op(_EQUAL, allowed, then="allow") for allowed in _PERSONALITIES),
