@@ -7,6 +7,7 @@ end with it: when the host is gone, so are its clients.
 """
 
 import json
+import os
 import socket
 from collections import deque
 from typing import Any, Callable, Deque, Optional, Protocol, Set
@@ -67,7 +68,7 @@ class Carrier:
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         for client in list(self._clients):
-            client.reset("the host has gone")
+            client.lost("the host has gone")
 
     def _readable(self) -> None:
         try:
@@ -105,7 +106,11 @@ class Carrier:
     def _take(self, channel: int, fds: "list[int]") -> None:
         """A client, or none if no descriptor is left here: then it connects again."""
         for fd in fds:
-            sock = socket.socket(fileno=fd)
+            try:
+                sock = socket.socket(fileno=fd)
+            except OSError:  # no socket
+                os.close(fd)
+                continue
             if channel >= len(CHANNELS) or sock.family != socket.AF_UNIX:
                 sock.close()
                 continue
@@ -179,6 +184,13 @@ class ClientStream:
             self._reading = True
             self._loop.call_soon(self._read_again)
 
+    def lost(self, why: str) -> None:
+        """The connection has ended; its owner learns why."""
+        if not self.closed:
+            self._close()
+            if self.owner is not None:
+                self.owner.on_reset(why)
+
     def narrow(self, window: int) -> None:
         """Nothing is under way but what the two sockets hold."""
 
@@ -197,7 +209,7 @@ class ClientStream:
         except BlockingIOError:
             return
         except OSError as error:
-            return self._lost(str(error))
+            return self.lost(str(error))
         if self.owner is None:
             return self._close()
         if not data:
@@ -238,17 +250,11 @@ class ClientStream:
             out.clear()
             self._buffered = 0
             # Not now: its owner is in the middle of something.
-            self._loop.call_soon(self._lost, str(error))
+            self._loop.call_soon(self.lost, str(error))
             return
         if self.waiting and not self.full and self.owner is not None:
             self.waiting = False
             self._loop.call_soon(self.owner.on_room)
-
-    def _lost(self, why: str) -> None:
-        if not self.closed:
-            self._close()
-            if self.owner is not None:
-                self.owner.on_reset(why)
 
     def _close(self) -> None:
         if self.closed:

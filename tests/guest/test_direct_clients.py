@@ -23,6 +23,8 @@ from tests.helpers.waiting import wait_until
 MIB = 2**20
 HELLO = {"token": "token", "session": "one"}
 
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into the agent")
+
 OpenCarrier = Callable[..., socket.socket]
 
 
@@ -98,7 +100,7 @@ def writable(sock: socket.socket) -> bool:
     return bool(select.select([], [sock], [], 0)[1])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into the agent")
+@root
 def test_a_client_that_leaves(host: Host, carrier: socket.socket) -> None:
     """Its connection to the kernel ends, and others stay."""
     host.launch()
@@ -130,13 +132,16 @@ def test_a_kernel_that_ends_takes_its_clients_along(host: Host, carrier: socket.
     assert host.event()["exit_code"] == 3
 
 
+@root
 def test_clients_end_with_their_carrier(host: Host, carrier: socket.socket) -> None:
-    """The host's process has ended: connected clients and those that wait see that."""
+    """The host's process has ended: clients see that, and nothing of them stays."""
     host.launch()
+    before = sockets_of(host)
     with hand_over(carrier) as client:
         assert receive(client, 6) == b"shell\n"
         carrier.close()
         assert receive(client, 1) == b""
+    wait_until(lambda: sockets_of(host) == before - 1, "all is closed, and the carrier")
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -230,6 +235,8 @@ def test_only_unix_sockets_and_known_channels(host: Host, carrier: socket.socket
             send_with_descriptors(carrier, b"\xff", [theirs.fileno()])
         ours.settimeout(LIMIT)
         assert ours.recv(1) == b""
+    with open(os.devnull) as file:
+        send_with_descriptors(carrier, b"\0", [file.fileno()])
     carrier.sendall(b"\0\0\0")  # without descriptors
     with hand_over(carrier) as client:
         assert receive(client, 6) == b"shell\n"
