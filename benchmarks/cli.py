@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [compare|scale|workspace] ...``."""
+"""The command line: ``python -m benchmarks [compare|scale|programs|workspace] ...``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import changes, report, workspace
+from benchmarks import changes, programs, report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -35,7 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A short path, because it holds Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="skb-"))
     try:
-        run = {"compare": run_compare, "scale": run_scale, "workspace": run_workspace}
+        run = {
+            "compare": run_compare,
+            "scale": run_scale,
+            "programs": run_programs,
+            "workspace": run_workspace,
+        }
         return run[options.benchmark](options, facts, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +92,16 @@ def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Pat
         print(line)
     content = report.curve_json(curves, facts, problems)
     return _save(options.json or RESULTS / "scale.json", content, interrupted)
+
+
+def run_programs(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
+    rounds = options.rounds or (1 if options.quick else 5)
+    samples = programs.measure(folder, rounds, _progress)
+    _print_title(facts, False)
+    print(f"rounds: {rounds}; medians\n")
+    print(report.table(programs.lines(samples)))
+    content = {"machine": facts, "seconds": samples}
+    return _save(options.json or RESULTS / "programs.json", content)
 
 
 def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
@@ -157,10 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=("compare", "scale", "workspace"),
+        choices=("compare", "scale", "programs", "workspace"),
         default="compare",
         help="compare (the default): all rows; scale: many kernels at work at once; "
-        "workspace: saving and restoring files",
+        "programs: papermill, and notebooks in a server; workspace: saving and restoring files",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"

@@ -16,7 +16,7 @@ import pytest
 from sandbox_kernel.tunnel.background import submit
 from tests.helpers.waiting import wait_until
 from tests.kernels.conftest import KernelStarter
-from tests.kernels.live import Live
+from tests.kernels.live import Live, restart_from_spare
 
 from .jail import agent_of, open_files, processes_of
 from .shaped import Faults, Shape, install
@@ -29,6 +29,8 @@ ROWS = {
     "raw stream": Shape(),
     "base64 stream": Shape(byte_exact=False),
 }
+SPARES = ("socket, too", "base64 stream")
+"""Rows whose kernels are spares; the others' are forks of the warm interpreter."""
 
 
 @dataclass
@@ -107,5 +109,7 @@ def _start(name: str, shape: Shape | None, start_kernel: KernelStarter) -> Row:
     else:
         with install(shape) as faults:
             live = start_kernel()
+    if name in SPARES:
+        restart_from_spare(live.manager, live.client)
     traffic = Traffic(live, seed=len(name))
     return Row(name, live, traffic, faults, len(processes_of(live)))

@@ -18,7 +18,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.tunnel.background import background_loop
+from sandbox_kernel.tunnel.background import background_loop, submit
 from tests.helpers.waiting import LIMIT, wait_until
 
 PATIENCE = LIMIT
@@ -115,6 +115,25 @@ class Live:
     def cut(self) -> None:
         """Break the stream to the sandbox, as a network would."""
         background_loop().call_soon_threadsafe(self.kernel.tunnel.cut)
+
+
+def spare_of(kernel: SandboxedKernel) -> int:
+    """The pid of the spare, when it has started."""
+
+    def status() -> Any:
+        return submit(kernel.tunnel.control.call("status")).result(PATIENCE)
+
+    return int(wait_until(lambda: status()["spare"], "a spare"))
+
+
+def restart_from_spare(manager: KernelManager, client: BlockingKernelClient) -> None:
+    """Restart the kernel when its spare has started, so that it is that spare from now on."""
+    kernel = provisioner_of(manager).kernel
+    assert kernel is not None
+    spare = spare_of(kernel)
+    manager.restart_kernel(now=True)
+    client.wait_for_ready(timeout=PATIENCE)
+    assert run_cell(client, "import os; os.getpid()").value == str(spare)
 
 
 def begin_cell(client: BlockingKernelClient, code: str) -> str:

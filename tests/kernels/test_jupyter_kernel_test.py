@@ -13,7 +13,7 @@ import jupyter_kernel_test as suite
 import pytest
 
 from .conftest import own_folder
-from .live import PATIENCE, Leftovers
+from .live import PATIENCE, Leftovers, restart_from_spare
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,7 @@ class _InOwnFolders(TestCase):
 
     kernel_name = "sandbox"
     km: ClassVar[Any]
+    kc: ClassVar[Any]
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -143,7 +144,29 @@ class TestSandboxKernel(_InOwnFolders, suite.KernelTests):
             self.kc.get_iopub_msg(timeout=0.2)
 
 
+class TestSpareKernel(TestSandboxKernel):
+    """The same of a kernel that had already started before it was one."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        restart_from_spare(cls.km, cls.kc)
+
+
 class TestIopubWelcome(_InOwnFolders, suite.IopubWelcomeTests):
     """The kernel greets a client that subscribes to its output, so that none is missed."""
 
     support_iopub_welcome = True
+
+    def setUp(self) -> None:
+        """The debugger prints a note while the kernel starts. It may come first, from a plain local
+        kernel, too (1 of 25)."""
+        super().setUp()
+        get = self.kc.get_iopub_msg
+
+        def get_answer(**options: Any) -> Any:
+            message = get(**options)
+            by_itself = message["msg_type"] == "stream" and not message["parent_header"]
+            return None if by_itself else message
+
+        self.kc.get_iopub_msg = get_answer

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sandbox_kernel.jupyter import pool
-from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.tunnel.background import submit
 from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live
+from .live import PATIENCE, Live, spare_of
 from .portrait import portrait
 
 
 def restart(live: Live) -> None:
     live.manager.restart_kernel(now=True)
     live.client.wait_for_ready(timeout=PATIENCE)
-
-
-def spare_of(kernel: SandboxedKernel) -> int:
-    """The pid of the spare, when it has started."""
-
-    def status() -> Any:
-        return submit(kernel.tunnel.control.call("status")).result(PATIENCE)
-
-    return int(wait_until(lambda: status()["spare"], "a spare"))
 
 
 def pid_of(live: Live) -> int:
