@@ -223,6 +223,7 @@ def _turned_away(sock: socket.socket) -> bool:
 
 STARVED = """
     import logging, os, resource, socket, sys, time
+    from sandbox_kernel.sandboxes.local.handle import LocalHandle
     from tests.faults.conftest import assert_idle
     from tests.faults.jail import clients, path_of
     from tests.faults.traffic import Traffic
@@ -233,6 +234,7 @@ STARVED = """
     handler = logging.Handler()
     handler.emit = warnings.append
     logging.getLogger().addHandler(handler)
+    LocalHandle.takes_connections = False
     start = KernelStarter()
     live = start()
     traffic = Traffic(live, 1)
