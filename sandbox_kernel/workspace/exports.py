@@ -19,7 +19,7 @@ from pathlib import Path
 from sandbox_kernel.errors import ExportConflict, QuotaExceeded, WorkspaceError, WorkspaceRefused
 from sandbox_kernel.guest.workspace.nofollow import CREATE, closing_fd, pwrite_all
 from sandbox_kernel.guest.workspace.scan_cache import Signature
-from sandbox_kernel.guest.workspace.tree_format import CHUNK, chunk_length, name_bytes, path_parts
+from sandbox_kernel.guest.workspace.tree_format import name_bytes, path_parts
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace.export_guard import Guard, why_not_link
 from sandbox_kernel.workspace.host_folder import HostFolder, refuse_collisions
@@ -364,17 +364,17 @@ class _Export:
     def _write_file(self, path: str, entry: Entry) -> None:
         with self.target.temporary(path) as (folder, temporary, name):
             with closing_fd(os.open(temporary, CREATE, 0o600, dir_fd=folder)) as fd:
-                places: dict[bytes, list[int]] = {}
-                for index, hash_, _ in entry.pieces():
-                    places.setdefault(hash_, []).append(index)
+                places: dict[bytes, list[tuple[int, int]]] = {}
+                for offset, hash_, length in entry.pieces():
+                    places.setdefault(hash_, []).append((offset, length))
                 for stored in self.store.packs.read_many(places):
-                    for index in places[stored.hash]:
-                        if len(stored.plain) != chunk_length(entry.size, index):
+                    for offset, length in places[stored.hash]:
+                        if len(stored.plain) != length:
                             raise WorkspaceRefused(
                                 f"The save {self.save.id} has a chunk of the wrong length in "
                                 f"{printable(path)}."
                             )
-                        pwrite_all(fd, stored.plain, index * CHUNK)
+                        pwrite_all(fd, stored.plain, offset)
                 os.ftruncate(fd, entry.size)
                 os.fchmod(fd, entry.mode & HARMLESS_MODES | 0o600)
                 os.utime(fd, ns=(entry.mtime, entry.mtime))

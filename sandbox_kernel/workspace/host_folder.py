@@ -104,8 +104,7 @@ def _has_contents(fd: int, entry: Entry) -> bool:
     if os.fstat(fd).st_size != entry.size:
         return False
     end = 0
-    for index, hash_, length in entry.pieces():
-        start = index * CHUNK
+    for start, hash_, length in entry.pieces():
         if not _is_zero(fd, end, start) or digest(pread_exactly(fd, length, start)) != hash_:
             return False
         end = start + length

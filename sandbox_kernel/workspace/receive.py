@@ -22,6 +22,7 @@ from sandbox_kernel.guest.workspace.messages import Kind, Messages
 from sandbox_kernel.guest.workspace.tree_format import (
     CHUNK,
     CHUNK_KIND,
+    LEAST_CHUNK,
     MAX_TREE,
     TREE_KIND,
     digest,
@@ -178,7 +179,7 @@ class Receiver:
         self._expected: deque[tuple[int, bytes]] = deque()
         self._tree_bytes = self._packed_bytes = self._chunk_bytes = 0
         # All folders, files and chunks, twice: files change while they are read.
-        most = 3 * self.quota.max_files + self.quota.max_bytes // CHUNK
+        most = 3 * self.quota.max_files + self.quota.max_bytes // LEAST_CHUNK
         self._offers_left = 2 * most + _MOST_OFFERS
         self._ignores_left = _MOST_IGNORES
         self._patience = Patience(self.messages.sock)

@@ -16,7 +16,6 @@ from typing import Any
 
 from sandbox_kernel.errors import WorkspaceRefused
 from sandbox_kernel.guest.workspace.messages import Ended, Kind, Messages, Stalled
-from sandbox_kernel.guest.workspace.tree_format import pieces
 from sandbox_kernel.guest.workspace.write_files import FILL_HEADER, FILL_TARGET
 from sandbox_kernel.tunnel import background
 from sandbox_kernel.workspace.conversation import (
@@ -223,16 +222,16 @@ class Sender:
         wanted: dict[bytes, list[tuple[int, int]]] = {}
         total = 0
         for number, (path, entry, was) in enumerate(plan.files):
-            have = dict(pieces(was.chunks)) if was is not None else {}
+            have = {hash_: at for at, hash_, _ in was.pieces()} if was is not None else {}
             reused = []
-            for index, hash_, length in entry.pieces():
-                if have.get(index) == hash_.hex():
-                    reused.append(index)
+            for offset, hash_, length in entry.pieces():
+                if hash_ in have:
+                    reused.append((offset, have[hash_]))
                 else:
-                    wanted.setdefault(hash_, []).append((number, index))
+                    wanted.setdefault(hash_, []).append((number, offset))
                     total += length
-            if reused:
-                send(Kind.REUSE, [[number, path, reused]])
+            for start in range(0, len(reused), 10_000):
+                send(Kind.REUSE, [[number, path, reused[start : start + 10_000]]])
         done = 0
         for stored in self.store.packs.read_many(wanted):
             if self.messages.waiting():

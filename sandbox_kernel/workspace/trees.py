@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from sandbox_kernel.errors import QuotaExceeded, WorkspaceRefused
 from sandbox_kernel.guest.workspace.tree_format import (
+    CHUNK,
+    LEAST_CHUNK,
     MAX_DEPTH,
     MAX_LINK,
     MAX_NAME,
@@ -23,8 +25,6 @@ from sandbox_kernel.guest.workspace.tree_format import (
     MAX_TREE,
     RESERVED,
     build_tree,
-    chunk_count,
-    chunk_length,
     encode_entry,
     name_bytes,
     name_text,
@@ -64,9 +64,9 @@ class Entry(NamedTuple):
         return [self.name, "h", self.target]
 
     def pieces(self) -> Iterator[tuple[int, bytes, int]]:
-        """Index, hash and length of each chunk that is not a hole."""
-        for index, hash_ in pieces(self.chunks):
-            yield index, bytes.fromhex(hash_), chunk_length(self.size, index)
+        """Offset, hash and length of each chunk that is not a hole."""
+        for offset, hash_, length in pieces(self.chunks, self.size):
+            yield offset, bytes.fromhex(hash_), length
 
     @property
     def data(self) -> int:
@@ -356,21 +356,36 @@ def _hash(value: Any) -> bytes:
 def _chunks(value: Any, size: int) -> tuple[str | int, ...]:
     if not isinstance(value, list):
         raise TypeError("the chunks are not a list")
-    count = 0
+    left = size
     before: Any = None
     for chunk in value:
+        if left <= 0:
+            break
         if isinstance(chunk, str):
-            if len(chunk) != 64 or not _HEX.issuperset(chunk):
+            hash_, length = chunk[:64], chunk[64:]
+            if len(hash_) != 64 or not _HEX.issuperset(hash_):
                 raise ValueError("a chunk is not a SHA-256")
-            count += 1
+            left -= _length(length, left) if length else min(CHUNK, left)
         else:
             if type(before) is int:
                 raise ValueError("two adjacent holes")
-            count += checked_integer(chunk, 1, MAX_SIZE)
+            left -= checked_integer(chunk, 1, -(-left // CHUNK)) * CHUNK
         before = chunk
-    if count != chunk_count(size):
-        raise ValueError("the chunks do not add up to the size")
-    return tuple(value)
+    else:
+        if left <= 0:
+            return tuple(value)
+    raise ValueError("the chunks do not add up to the size")
+
+
+def _length(value: str, left: int) -> int:
+    """Of a chunk that is shorter than it could be, as ``chunk_text`` writes it."""
+    digits = value[1:]
+    if value[0] != ":" or len(digits) > 7 or not (digits.isascii() and digits.isdecimal()):
+        raise ValueError("a chunk has an invalid length")
+    length = checked_integer(int(digits), LEAST_CHUNK, min(CHUNK, left) - 1)
+    if str(length) != digits:
+        raise ValueError("a chunk has an invalid length")
+    return length
 
 
 @dataclass

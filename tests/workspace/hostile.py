@@ -114,6 +114,27 @@ ATTACKS: dict[str, Callable[[Trees], None]] = {
     "chunk in capitals": one(page(file("x", "f", 0o644, 0, 8, [HASH.upper()]))),
     "chunk too short": one(page(file("x", "f", 0o644, 0, 8, [HASH[:-2]]))),
     "chunk is a path": one(page(file("x", "f", 0o644, 0, 8, ["../" * 21 + "x"]))),
+    "chunk without its length": one(
+        page(file("x", "f", 0o644, 0, 2**21, [f"{HASH}:", HASH, HASH]))
+    ),
+    "chunk of a tiny length": one(page(file("x", "f", 0o644, 0, 9, [f"{HASH}:8", HASH]))),
+    "chunk of a negative length": one(page(file("x", "f", 0o644, 0, 9, [f"{HASH}:-300000", HASH]))),
+    "chunk longer than allowed": one(
+        page(file("x", "f", 0o644, 0, 2**22, [f"{HASH}:2097152", HASH, HASH]))
+    ),
+    "chunk with the length that it has anyway": one(
+        page(file("x", "f", 0o644, 0, 2**21, [f"{HASH}:1048576", HASH]))
+    ),
+    "last chunk with a length": one(page(file("x", "f", 0o644, 0, 300_000, [f"{HASH}:300000"]))),
+    "length with a zero in front": one(
+        page(file("x", "f", 0o644, 0, 2**20, [f"{HASH}:0300000", HASH]))
+    ),
+    "length in other digits": one(
+        page(
+            file("x", "f", 0o644, 0, 2**20, [f"{HASH}:\u0663\u0660\u0660\u0660\u0660\u0660", HASH])
+        )
+    ),
+    "a hole beyond the end": one(page(file("x", "f", 0o644, 0, 8, [2]))),
     "a hole of nothing": one(page(file("x", "f", 0o644, 0, 8, [0, HASH]))),
     "a negative hole": one(page(file("x", "f", 0o644, 0, 8, [-1, HASH, 1]))),
     "two holes side by side": one(page(file("x", "f", 0o644, 0, 2 * CHUNK, [1, 1]))),

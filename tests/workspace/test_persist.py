@@ -97,6 +97,42 @@ def test_only_a_part_of_a_file_changes(store: Store, new_guest: NewGuest) -> Non
     assert (other.folder / "big").read_bytes() == data
 
 
+def test_a_row_is_inserted(store: Store, new_guest: NewGuest) -> None:
+    """What follows an insertion stays, both ways: in the store, and in a sandbox that has it."""
+    guest, other = new_guest("one"), new_guest("two")
+    rows = "".join(f"{n},{n * n % 9973},{os.urandom(6).hex()}\n" for n in range(300_000)).encode()
+    packed = len(pack(rows)[1])
+    (guest.folder / "table.csv").write_bytes(rows)
+    assert guest.persist(store).moved_bytes > 0.9 * packed
+    other.hydrate(store)
+    (guest.folder / "table.csv").write_bytes(b"a new row,0,0\n" + rows)
+    assert guest.persist(store).moved_bytes < packed / 6
+    assert other.hydrate(store).moved_bytes < packed / 6
+    assert (other.folder / "table.csv").read_bytes() == b"a new row,0,0\n" + rows
+    assert not other.persist(store).new
+
+
+def test_zeros_are_alike_however_they_are_stored(store: Store, new_guest: NewGuest) -> None:
+    """Chunks follow from the contents alone, so a copy with other holes is the same file."""
+    guest, other = new_guest("one"), new_guest("two")
+    data = b"begin" + bytes(3 * CHUNK) + os.urandom(CHUNK) + bytes(2 * CHUNK + 5)
+    for one, seek in ((guest, False), (other, True)):
+        with (one.folder / "file").open("wb") as file:
+            if seek:
+                file.write(b"begin")
+                file.seek(3 * CHUNK + 5)
+                file.write(data[3 * CHUNK + 5 : 4 * CHUNK + 5])
+                file.truncate(len(data))
+            else:
+                file.write(data)
+        os.utime(one.folder / "file", ns=(1, 1))
+    assert (guest.folder / "file").read_bytes() == (other.folder / "file").read_bytes() == data
+    first = guest.persist(store)
+    assert first.moved_bytes < 3.1 * CHUNK
+    second = other.persist(store, "elsewhere")
+    assert second.save.root == first.save.root
+
+
 def test_another_process_of_the_host(store: Store, guest: Guest) -> None:
     """A host that has never seen the sandbox needs hashes only, not the contents again."""
     for number in range(200):

@@ -22,7 +22,7 @@ from .nofollow import Root, pread_exactly
 from .scan import Scan
 from .scan_cache import Folder
 from .survey import TooMuch
-from .tree_format import CHUNK, CHUNK_KIND, digest, pack
+from .tree_format import CHUNK_KIND, digest, pack
 from .write_files import Apply
 
 OFFER_SIZE = 33
@@ -44,7 +44,7 @@ class _Offered(NamedTuple):
     hash: bytes
     data: Optional[bytes]
     path: str
-    place: int
+    place: Tuple[int, int]
 
 
 def _notes(messages: Messages) -> Callable[[int, int], None]:
@@ -84,12 +84,17 @@ class Offers:
         self._root.close()
 
     def add(
-        self, kind: int, hash_: bytes, data: Optional[bytes], path: str = "", index: int = 0
+        self,
+        kind: int,
+        hash_: bytes,
+        data: Optional[bytes],
+        path: str = "",
+        place: Tuple[int, int] = (0, 0),
     ) -> None:
         if hash_ in self._seen or (kind == CHUNK_KIND and not self._chunks):
             return
         self._seen.add(hash_)
-        self._batch.append(_Offered(kind, hash_, data, path, index))
+        self._batch.append(_Offered(kind, hash_, data, path, place))
         self._batch_bytes += len(data or b"")
         enough = _BATCH_BYTES if self._waiting else _EARLY_BYTES
         if self._batch_bytes >= enough or len(self._batch) >= _BATCH_COUNT:
@@ -140,7 +145,8 @@ class Offers:
         except OSError:
             return None
         try:
-            data = pread_exactly(file, CHUNK, offered.place * CHUNK)
+            offset, length = offered.place
+            data = pread_exactly(file, length, offset)
         finally:
             os.close(file)
         return data if digest(data) == offered.hash else None

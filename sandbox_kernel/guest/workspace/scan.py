@@ -11,6 +11,7 @@ import stat
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Set, Tuple
 
+from .cut import is_zeros, length_of_chunk
 from .ignore_file import Rules
 from .mapped_files import Mapped
 from .nofollow import FOLDER, READ, next_data, pread_exactly
@@ -27,8 +28,7 @@ from .tree_format import (
     RESERVED,
     TREE_KIND,
     build_tree,
-    chunk_count,
-    chunk_length,
+    chunk_text,
     digest,
     encode_entry,
     name_bytes,
@@ -44,10 +44,15 @@ _SPECIAL = {"p": "named pipe", "s": "socket", "c": "character device", "b": "blo
 
 class Sink(Protocol):
     """Takes the objects that a scan finds, children before parents. Without ``data`` it is a known
-    chunk, number ``index`` of the file ``path``: only a ``full`` scan has such."""
+    chunk, at ``place`` (offset and length) of the file ``path``: only a ``full`` scan has such."""
 
     def add(
-        self, kind: int, hash_: bytes, data: Optional[bytes], path: str = "", index: int = 0
+        self,
+        kind: int,
+        hash_: bytes,
+        data: Optional[bytes],
+        path: str = "",
+        place: Tuple[int, int] = (0, 0),
     ) -> None: ...
     def progress(self, files: int, size: int) -> None: ...
 
@@ -268,8 +273,9 @@ class Scan:
 
     def _offer_known(self, items: Dict[str, Item], prefix: str) -> None:
         for name, item in items.items():
-            for index, hash_ in pieces(item.chunks):
-                self._sink.add(CHUNK_KIND, bytes.fromhex(hash_), None, prefix + name, index)
+            for offset, hash_, length in pieces(item.chunks, item.size):
+                place = offset, length
+                self._sink.add(CHUNK_KIND, bytes.fromhex(hash_), None, prefix + name, place)
 
     def is_ignored(self, prefix: str, name: str, is_folder: bool) -> bool:
         if name.startswith(RESERVED):
@@ -326,7 +332,7 @@ class Scan:
         return None
 
     def _file(self, fd: int, prefix: str, name: str, known: Optional[Item]) -> Optional[Item]:
-        had = set() if known is None or self._full else set(map(str, known.chunks))
+        had = set() if known is None or self._full else known.hashes()
         for _ in range(_ATTEMPTS):
             file = os.open(name_bytes(name), READ, dir_fd=fd)
             try:
@@ -365,29 +371,37 @@ class Scan:
         """The chunks of a file and their bytes; None if it got shorter."""
         size, total = status.st_size, 0
         chunks: List[Any] = []
-        sparse, data_at = status.st_blocks * 512 < size, 0
-        for index in range(chunk_count(size)):
-            length = chunk_length(size, index)
-            end = index * CHUNK + length
-            if sparse and data_at < end:
-                data_at = next_data(file, index * CHUNK, size)
-            if sparse and data_at >= end:
-                if chunks and isinstance(chunks[-1], int):
-                    chunks[-1] += 1
-                else:
-                    chunks.append(1)
+        offset, sparse = 0, status.st_blocks * 512 < size
+
+        def add_zeros(count: int) -> None:
+            if chunks and isinstance(chunks[-1], int):
+                chunks[-1] += count
+            else:
+                chunks.append(count)
+
+        while offset < size:
+            left = size - offset
+            empty = next_data(file, offset, size) - offset if sparse else 0
+            if empty >= min(CHUNK, left):
+                count = -(-left // CHUNK) if empty >= left else empty // CHUNK
+                add_zeros(count)
+                offset += count * CHUNK
                 continue
-            data = pread_exactly(file, length, index * CHUNK)
-            if len(data) != length:
+            data = pread_exactly(file, min(CHUNK, left), offset)
+            if len(data) != min(CHUNK, left):
                 return None, total
-            hash_ = digest(data)
-            text = hash_.hex()
-            chunks.append(text)
-            total += length
+            if is_zeros(data):  # a hole, too: chunks follow from the contents alone
+                add_zeros(1)
+            else:
+                data = data[: length_of_chunk(data, size)]
+                hash_ = digest(data)
+                chunks.append(chunk_text(hash_, len(data), left))
+                if hash_.hex() not in had:
+                    self._sink.add(CHUNK_KIND, hash_, data)
+            offset += len(data)
+            total += len(data)
             if self._bytes + total > self._max_bytes:
                 raise _Exceeded
-            if text not in had:
-                self._sink.add(CHUNK_KIND, hash_, data)
             self._sink.progress(self._files, self._bytes + total)
         return chunks, total
 

@@ -4,7 +4,7 @@ import os
 import struct
 from typing import Any, Dict, Iterable, Optional, Sequence, Set, Tuple
 
-from .tree_format import encode_entry
+from .tree_format import encode_entry, pieces
 
 Signature = Tuple[int, int, int, int, int]
 _PACK = struct.Struct("<qqqQQ").pack
@@ -13,15 +13,20 @@ _PACK = struct.Struct("<qqqQQ").pack
 class Item:
     """A file, symlink or hard link at the last scan."""
 
-    __slots__ = ("chunks", "data", "encoded", "link", "multiple", "signature")
+    __slots__ = ("chunks", "data", "encoded", "link", "multiple", "signature", "size")
 
     def __init__(self, signature: Optional[Signature], entry: Sequence[Any], data: int) -> None:
         self.signature = signature
         self.encoded = encode_entry(entry)
+        self.size: int = entry[4] if entry[1] == "f" else 0
         self.chunks: Sequence[Any] = entry[5] if entry[1] == "f" else ()
         self.data = data
         self.multiple: Optional[Tuple[int, int]] = None
         self.link: Optional[str] = entry[2] if entry[1] == "h" else None
+
+    def hashes(self) -> Set[str]:
+        """Of its chunks, in hex digits."""
+        return {hash_ for _, hash_, _ in pieces(self.chunks, self.size)}
 
 
 class Folder:

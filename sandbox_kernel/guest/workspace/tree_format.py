@@ -1,13 +1,15 @@
 """Chunks and trees: the format of files and folders.
 
-A file is cut into chunks of CHUNK bytes (the last may be shorter), each named by its SHA-256. A
-folder is a *tree*: JSON, in one page if it is small, else as an index of pages. An entry is a list:
+A file is cut into chunks (``cut.py``), each named by its SHA-256. A folder is a *tree*: JSON, in
+one page if it is small, else as an index of pages. An entry is a list:
 
-    [name, "f", mode, mtime_ns, size, chunks]    a file; a chunk is 64 hex digits, or the number n
-                                                 for n chunks that are a hole
+    [name, "f", mode, mtime_ns, size, chunks]    a file
     [name, "d", mode, mtime_ns, tree]            a folder, by the hash of its tree
     [name, "l", mtime_ns, target]                a symlink
     [name, "h", path]                            a hard link to a file of this workspace
+
+A chunk is 64 hex digits for the next CHUNK bytes of the file, or what is left of it; the same with
+a colon and a length for fewer; or the number n for a hole, n times CHUNK zeros that are not stored.
 
 Names are text; bytes that are not UTF-8 are escaped as U+DC80 to U+DCFF (surrogateescape).
 """
@@ -17,7 +19,7 @@ import json
 import zlib
 from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
-CHUNK = 2**20
+CHUNK, LEAST_CHUNK = 2**20, 2**18
 PAGE_MASK, PAGE_MOST, PAGE_BYTES = 127, 1024, 2**20
 MAX_TREE = 8 * 2**20
 MAX_ENTRY = MAX_TREE - 4096
@@ -111,20 +113,20 @@ def unpack(codec: int, data: "bytes | memoryview", limit: int) -> "bytes | memor
     return plain
 
 
-def chunk_count(size: int) -> int:
-    return -(-size // CHUNK)
+def chunk_text(hash_: bytes, length: int, left: int) -> str:
+    """How a chunk is written where ``left`` bytes of its file are left."""
+    return hash_.hex() if length == min(CHUNK, left) else "%s:%d" % (hash_.hex(), length)
 
 
-def chunk_length(size: int, index: int) -> int:
-    return min(CHUNK, size - index * CHUNK)
-
-
-def pieces(chunks: Sequence[Any]) -> Iterator[Tuple[int, str]]:
-    """Index and hash, in hex digits, of each chunk that is not a hole."""
-    index = 0
+def pieces(chunks: Sequence[Any], size: int) -> Iterator[Tuple[int, str, int]]:
+    """Offset, hash (in hex digits) and length of each chunk that is not a hole, for a file of that
+    size."""
+    offset = 0
     for chunk in chunks:
         if isinstance(chunk, int):
-            index += chunk
+            offset += chunk * CHUNK
         else:
-            yield index, chunk
-            index += 1
+            hash_, _, length = chunk.partition(":")
+            count = int(length) if length else min(CHUNK, size - offset)
+            yield offset, hash_, count
+            offset += count

@@ -14,7 +14,6 @@ from .scan_cache import Folder, Item, signature_of
 from .tree_format import (
     CHUNK,
     RESERVED,
-    chunk_length,
     digest,
     name_bytes,
     path_parts,
@@ -24,7 +23,8 @@ from .tree_format import (
 
 STAGING = (RESERVED + "hydrate").encode()
 FILL_HEADER = struct.Struct(">BI")
-FILL_TARGET = struct.Struct(">II")
+FILL_TARGET = struct.Struct(">IQ")
+"""The number of a file, and an offset in it."""
 _MOST_OPEN = 64
 
 
@@ -32,7 +32,7 @@ class _Staged:
     """A file in the staging folder, at ``place`` and ``name``. Only a complete file in a new folder
     has a ``status``: it moves with that folder."""
 
-    __slots__ = ("entry", "missing", "name", "path", "place", "status")
+    __slots__ = ("entry", "missing", "name", "path", "pieces", "place", "status")
 
     def __init__(
         self, path: str, entry: Sequence[Any], place: Sequence[bytes], name: bytes
@@ -41,7 +41,8 @@ class _Staged:
         self.entry = entry
         self.place = place
         self.name = name
-        self.missing = sum(1 for _ in pieces(entry[5]))
+        self.pieces = {at: (hash_, length) for at, hash_, length in pieces(entry[5], entry[4])}
+        self.missing = len(self.pieces)
         self.status: Optional[os.stat_result] = None
 
 
@@ -107,29 +108,29 @@ class Apply:
         codec, count = FILL_HEADER.unpack(view[: FILL_HEADER.size])
         end = FILL_HEADER.size + count * FILL_TARGET.size
         data = unpack(codec, view[end:], CHUNK)
-        for number, index in FILL_TARGET.iter_unpack(view[FILL_HEADER.size : end]):
-            self._write(number, index, data)
+        for number, offset in FILL_TARGET.iter_unpack(view[FILL_HEADER.size : end]):
+            self._write(number, offset, data)
 
-    def reuse(self, number: int, path: str, indices: Sequence[int]) -> bool:
-        """Copy chunks from the present file; False if it has changed."""
+    def reuse(self, number: int, path: str, places: Sequence[Tuple[int, int]]) -> bool:
+        """Copy chunks from the present file, each to an offset and from one; False if it has
+        changed."""
         staged = self._staged[number]
-        chunks = dict(pieces(staged.entry[5]))
         try:
             source = self._root.read(path)
         except OSError:
             return False
         with closing_fd(source):
-            for index in indices:
-                length = chunk_length(staged.entry[4], index)
-                data = pread_exactly(source, length, index * CHUNK)
-                if digest(data).hex() != chunks.get(index):
+            for offset, present in places:
+                hash_, length = staged.pieces[offset]
+                data = pread_exactly(source, length, present)
+                if digest(data).hex() != hash_:
                     return False
-                self._write(number, index, data)
+                self._write(number, offset, data)
         return True
 
-    def _write(self, number: int, index: int, data: "bytes | memoryview") -> None:
+    def _write(self, number: int, offset: int, data: "bytes | memoryview") -> None:
         staged = self._staged[number]
-        if len(data) != chunk_length(staged.entry[4], index):
+        if len(data) != staged.pieces[offset][1]:
             raise ValueError("chunk of the wrong length")
         fd = self._open.get(number)
         if fd is None:
@@ -138,7 +139,7 @@ class Apply:
                 self._open[number] = fd
                 if len(self._open) > _MOST_OPEN:
                     os.close(self._open.popitem(last=False)[1])
-        pwrite_all(fd, data, index * CHUNK)
+        pwrite_all(fd, data, offset)
         staged.missing -= 1
         if not staged.missing:
             self._open.pop(number, None)
@@ -213,6 +214,5 @@ class Apply:
         folder = cache
         for part in parents:
             folder = folder.folders.setdefault(part, Folder())
-        size, chunks = staged.entry[4:]
-        data = sum(chunk_length(size, index) for index, _ in pieces(chunks))
+        data = sum(length for _, length in staged.pieces.values())
         folder.items[name] = Item(signature_of(status), staged.entry, data)

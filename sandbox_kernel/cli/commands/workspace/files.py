@@ -116,13 +116,17 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _print_file(store: Store, entry: Entry) -> None:
-    from sandbox_kernel.guest.workspace.tree_format import chunk_count, chunk_length
+    written = 0
+    for offset, hash_, length in entry.pieces():
+        _print_zeros(offset - written)
+        sys.stdout.buffer.write(store.read(hash_))
+        written = offset + length
+    _print_zeros(entry.size - written)
 
-    chunks = {index: hash_ for index, hash_, _ in entry.pieces()}
-    for index in range(chunk_count(entry.size)):
-        hash_ = chunks.get(index)
-        zeros = bytes(chunk_length(entry.size, index))
-        sys.stdout.buffer.write(zeros if hash_ is None else store.read(hash_))
+
+def _print_zeros(count: int) -> None:
+    while count > 0:
+        count -= sys.stdout.buffer.write(bytes(min(count, 2**20)))
 
 
 def _export(arguments: argparse.Namespace) -> None:
