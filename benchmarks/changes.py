@@ -114,7 +114,7 @@ def measure(folder: Path, size: int, progress: Callable[[str], object]) -> list[
     rows = [["megabytes moved (seconds)", "sandbox-kernel", *(tool.name for tool in TOOLS)]]
     live, _ = LiveKernel.start(COLUMNS["sandbox"])
     try:
-        sandbox = live.manager.provisioner._kernel  # type: ignore[union-attr]
+        sandbox = live.manager.provisioner.kernel  # type: ignore[union-attr]
         assert isinstance(sandbox, SandboxedKernel)
         for number, change in enumerate(CHANGES):
             progress(change.about)

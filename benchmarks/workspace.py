@@ -124,7 +124,7 @@ def _round(
 
 
 def _sandboxed(live: LiveKernel) -> SandboxedKernel:
-    found = live.manager.provisioner._kernel  # type: ignore[union-attr]
+    found = live.manager.provisioner.kernel  # type: ignore[union-attr]
     assert isinstance(found, SandboxedKernel)
     return found
 
