@@ -47,6 +47,7 @@ ROWS = {
         Row("rtt_p99", "execute round trip, p99", "ms", "round_trips", _MS, percentile_99, "rtt"),
         Row("rtt_busy", "... while the host process computes", "ms", "busy_round_trips", _MS),
         Row("nbclient", "cell of a notebook, through nbclient", "ms", "notebook", _MS),
+        Row("nbclient_all", "... a notebook of 100 cells, kernel included", "s", "notebook"),
         Row("link", "round trip of the bare link", "ms", "bare_link", _MS),
         Row("throughput", "one large output", "MB/s", "large_output", _MB),
         Row("prints", "many prints", "s", "prints"),

@@ -16,10 +16,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.suggestions import check_keys
+from sandbox_kernel.suggestions import check_keys, did_you_mean
 
 ALLOW, DENY = "allow", "deny"
+PRESETS = ("@pip", "@npm", "@conda")
+"""Words for the hosts of a package manager, as the host is set up for it. A rule for one matches
+nothing until ``gateway.presets.expand`` has replaced it."""
 PARTS = {
+    "preset": "a preset such as @pip",
     "wildcard": "a host pattern such as *.data.example",
     "address": "an address or a network in place of a host name",
     "ports": "ports",
@@ -31,7 +35,7 @@ PARTS = {
 }
 """What rules may ask for beyond "allow this host". Capabilities.egress_parts: what is enforced."""
 
-_FIELD_OF = {"wildcard": "host", "address": "host", "deny": "action"}
+_FIELD_OF = {"preset": "host", "wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""
 MAX_RULES = 256
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -47,8 +51,8 @@ class EgressRule:
     """Allows or denies requests to some hosts. Empty ports, methods and path match all."""
 
     host: str
-    """A host name, ``*.name`` for all names below it (not itself), ``*`` for every host, or an
-    address or network (``192.0.2.0/24``)."""
+    """A host name, ``*.name`` for all names below it (not itself), ``*`` for every host, an address
+    or network (``192.0.2.0/24``), or one of ``PRESETS``."""
     action: str = ALLOW
     ports: tuple[int, ...] = ()
     methods: tuple[str, ...] = ()
@@ -76,17 +80,31 @@ class EgressRule:
     def is_address(self) -> bool:
         return _network(self.host) is not None
 
+    @property
+    def is_preset(self) -> bool:
+        return self.host.startswith("@")
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the rule is about some requests only, so that one must read them."""
+        return bool(self.methods or self.path)
+
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
         """Whether the rule applies to this request. A host name never matches an address."""
         glob = ".*".join(map(re.escape, self.path.split("*")))
         return (
-            self._matches_host(host)
-            and (not self.ports or port in self.ports)
+            self.concerns(host, port)
             and (not self.methods or method.upper() in self.methods)
             and (not self.path or re.fullmatch(glob, path, re.DOTALL) is not None)
         )
 
+    def concerns(self, host: str, port: int) -> bool:
+        """Whether the rule applies to some request to this host and port."""
+        return self._matches_host(host) and (not self.ports or port in self.ports)
+
     def _matches_host(self, host: str) -> bool:
+        if self.is_preset:
+            return False
         if self.host == "*":
             return True
         network, address = _network(self.host), _network(host)
@@ -99,6 +117,8 @@ class EgressRule:
 
     def parts(self) -> Iterator[str]:
         """Which of ``PARTS`` this rule asks for."""
+        if self.is_preset:
+            yield "preset"
         if "*" in self.host:
             yield "wildcard"
         if self.is_address:
@@ -171,7 +191,7 @@ class EgressPolicy:
     def read(cls, value: Any) -> EgressPolicy:
         """A policy from configuration: a list of hosts and rules, or ``{"default", "rules"}``; as
         JSON types, as JSON text, or as words with commas or spaces between them (``HOST``,
-        ``HOST:PORT``, ``!HOST``, ``default=allow``). SpecError."""
+        ``HOST:PORT``, ``!HOST``, ``@pip``, ``default=allow``). SpecError."""
         if isinstance(value, EgressPolicy):
             return value
         if value is None:
@@ -244,8 +264,10 @@ def _host(host: Any) -> str:
         single = network.prefixlen == network.max_prefixlen
         return str(network.network_address) if single else str(network)
     plain = host.lower().rstrip(".")
-    if plain == "*":
+    if plain == "*" or plain in PRESETS:
         return plain
+    if plain.startswith("@"):
+        raise SpecError(f"egress: there is no preset {host!r}. {did_you_mean(plain, PRESETS)}")
     # An invalid address (1.2.3, 300.1.1.1) is a mistake, not a name.
     numeric = plain.rsplit(".", 1)[-1].isdigit()
     if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):

@@ -218,6 +218,7 @@ def _full_path(typed: str) -> str:
 PROGRAM = ValueKind(
     _path, "PATH", from_shell=lambda typed: _full_path(shutil.which(typed) or typed)
 )
+FOLDER = ValueKind(_path, "FOLDER", from_shell=_full_path)
 PATHS = ValueKind(_paths, "PATH", several=True, from_shell=lambda typed: [*map(_full_path, typed)])
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets as _secrets
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.settings import (
     BOOLEAN,
+    FOLDER,
     ITSELF,
     OBJECT,
     PAIRS,
@@ -45,6 +46,8 @@ MAX_ENV = 128 * 1024
 """Bytes of all environment variables of a spec together; Linux gives a process little more."""
 NOTEBOOK = ".ipynb"
 """How the path of a notebook ends. Where a workspace's name may stand, so may such a path."""
+FILES = ("copy", "mount-ro", "mount")
+"""Values of ``files`` with which the sandbox sees the notebook's folder."""
 FORMER_VOLUME = "workspace"
 """What ``volume`` was called in earlier specs, records and launchers."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -126,6 +129,13 @@ class SandboxSpec:
         _name("A volume name"),
         only_for="launcher",
     )
+    folder: str | None = _enforced(
+        None, "host folder that is shown live as /workspace", FOLDER, only_for="launcher"
+    )
+    """Without what private_names.py lists. Kernels of notebooks have ``files`` instead."""
+    folder_writable: bool = setting(
+        False, "with folder: the sandbox may change the files in it", BOOLEAN, only_for="launcher"
+    )
     env: Mapping[str, str] = setting(
         dict,
         "environment variables for everything that runs in the sandbox, NAME=VALUE",
@@ -168,6 +178,18 @@ class SandboxSpec:
         if workspace is not None:
             object.__setattr__(self, "volume", workspace)
         read_fields(self)
+        self._check_folder()
+
+    def _check_folder(self) -> None:
+        if self.folder is None:
+            return
+        if self.volume is not None:
+            raise SpecError("folder and volume are both shown as /workspace; leave one out.")
+        if self.folder_writable and self.disk_mib is not None:
+            raise SpecError(
+                "disk_mib cannot be held where the sandbox writes to a folder of the host. Leave "
+                "it out, or show the folder read-only (files=mount-ro)."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without what is at its default; ``from_mapping`` reads it back."""
@@ -245,6 +267,11 @@ class KernelConfiguration:
         "save the files of a named workspace, or with the notebook, and bring them back",
         BOOLEAN,
     )
+    files: str = setting(
+        "none",
+        "what the sandbox sees of the notebook's folder: nothing, a copy, or the folder itself",
+        choice("none", *FILES),
+    )
     upload: str | tuple[str, ...] = _for_notebooks(
         "none",
         "what the sandbox gets of the notebook's folder, at each start: none, folder, globs",
@@ -265,6 +292,35 @@ class KernelConfiguration:
 
     def __post_init__(self) -> None:
         read_fields(self)
+        if self.files != "none":
+            self._check_files()
+
+    def _check_files(self) -> None:
+        given = {"upload": self.upload != "none", "mirror": self.mirror}
+        former = [name for name, is_given in given.items() if is_given]
+        if former:
+            raise SpecError(
+                f"files={self.files} says already what the sandbox gets of the notebook's folder. "
+                f"Leave {' and '.join(former)} out, or files."
+            )
+        if self.files == "copy" and not self.persist:
+            raise SpecError(
+                "files=copy brings results back by saving them, so persist=false must be left "
+                "out. To bring files in only, leave files out and set upload=folder."
+            )
+        if self.mounts and (self.workspace or self.notebook):
+            raise SpecError(
+                f"With files={self.files} the folder itself is the workspace, and nothing is saved "
+                f"elsewhere. Leave workspace out, or choose files=copy."
+            )
+        if self.mounts and self.spec.folder is None:
+            # What the spec refuses is known before there is a folder.
+            replace(self.spec, folder="/", folder_writable=self.files == "mount")
+
+    @property
+    def mounts(self) -> bool:
+        """Whether ``files`` asks for the folder itself."""
+        return self.files in ("mount-ro", "mount")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that are not at their default, as plain JSON types, with the backend."""

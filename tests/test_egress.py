@@ -136,6 +136,8 @@ def test_records_keep_the_policy() -> None:
         (["täst.example"], "in ASCII"),
         ([""], "not a host"),
         (["x" * 64 + ".example"], "not a host"),
+        (["@pipp"], "no preset '@pipp'. Did you mean '@pip'"),
+        (["@zzzz"], "no preset '@zzzz'. Known: @pip"),
         (["a.example:0"], "ports of the rule for 'a.example' are whole numbers"),
         ([{"host": "a.example", "port": 1}], "unknown key 'port'. Did you mean 'ports'"),
         ([{"zzz": 1, "host": "a"}], "unknown key 'zzz'. Known: host"),
@@ -166,6 +168,7 @@ def test_nonsense_is_refused_when_it_is_read(written: Any, message: str) -> None
 
 
 _EVERY_PART: dict[str, tuple[object, str]] = {
+    "preset": ("@pip", r"egress\[1\]\.host='@pip'"),
     "wildcard": ("*.data.example", r"egress\[1\]\.host='\*\.data\.example'"),
     "address": ("192.0.2.0/24", r"egress\[1\]\.host='192\.0\.2\.0/24'"),
     "ports": ("data.example:8443", r"egress\[1\]\.ports=\[8443\]"),
@@ -204,7 +207,18 @@ def test_a_backend_without_network_takes_a_policy_that_lets_nothing_out() -> Non
         Capabilities().check(SandboxSpec(egress=["a.example"]), "closed")  # type: ignore[arg-type]
 
 
-_names = st.sampled_from(["a.example", "b.a.example", "c.test", "*.a.example", "*", "192.0.2.0/24"])
+def test_a_preset_keeps_its_place_and_matches_nothing_by_itself() -> None:
+    """Only the gateway knows which hosts it stands for."""
+    policy = EgressPolicy.read("!a.example, @pip, b.example")
+    assert policy.rules[1] == EgressRule("@pip")
+    assert policy.to_json()[1] == "@pip"  # type: ignore[index]
+    assert EgressPolicy.of("@pip").decide("@pip", 443) == "deny"
+    assert EgressPolicy.of("@pip"), "something may pass, so a network is needed"
+
+
+_names = st.sampled_from(
+    ["a.example", "b.a.example", "c.test", "*.a.example", "*", "192.0.2.0/24", "@pip"]
+)
 rules = st.builds(
     EgressRule,
     host=_names,

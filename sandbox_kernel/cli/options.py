@@ -97,6 +97,9 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--backend", metavar="BACKEND", help="default: local")
         self.set_defaults(reads_settings=True, has_former_volume=True)
         self.add_settings(of=SandboxSpec)
+        files = SETTINGS["files"]
+        about = "show this folder as /workspace: none, mount-ro, mount"
+        self.add_argument(files.option, dest=_SETTING + files.name, metavar="HOW", help=about)
         self.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
 
 

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 
 from sandbox_kernel import __version__
 from sandbox_kernel.cli.commands import (
+    audit,
     completion,
     cp,
     doctor,
     exec_,
+    gateway,
     image,
     install,
     launch,
     logs,
     pause,
+    policy,
     ps,
     rm,
     run,
@@ -23,7 +26,10 @@ from sandbox_kernel.cli.commands import (
 )
 from sandbox_kernel.cli.options import CommandParser
 
-_COMMANDS = (install, doctor, ps, rm, pause, logs, exec_, cp, run, launch, image, workspace)
+_COMMANDS = (
+    *(install, doctor, ps, rm, pause, logs, exec_, cp, run, launch, image, workspace),
+    *(gateway, policy, audit),
+)
 _EPILOG = """\
 Start with `sandbox-kernel doctor`. Each command has its own --help, with examples.
 

@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import struct
-from typing import Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Optional, Set
 
 from .agent_socket import AgentSocket
 from .control_calls import ControlCalls
@@ -20,6 +20,9 @@ from .spares import KernelPlan
 from .targets import Targets
 from .warm_process import WarmProcess, kernel_environment
 from .workspace.helper_process import Helper
+
+if TYPE_CHECKING:
+    from .egress.ways_out import WaysOut
 
 _ALIVE_INTERVAL = 5.0
 PR_SET_DUMPABLE = 4
@@ -45,6 +48,7 @@ class Agent:
         self.targets.calls = ControlCalls(self).by_name()
         self.sessions = Sessions(self.loop, self.targets)
         self.sessions.on_copied = self.kernel.spares.renew
+        self._ways_out: Optional[WaysOut] = None
 
     def run(self) -> None:
         """Serve until shut down or abandoned."""
@@ -60,6 +64,15 @@ class Agent:
             self.kernel.warm.close()
             self._helper.close()
             agent_socket.close()
+
+    def open_ways_out(self, proxy: int) -> Dict[str, Any]:
+        """The host wants connections out of the sandbox, with a proxy at that port. OSError."""
+        if self._ways_out is None:
+            from .egress.ways_out import WaysOut  # lazy: most agents have none
+
+            self._ways_out = WaysOut(self.loop, lambda: self.sessions.peer)
+            self.sessions.on_ended = self._ways_out.end_session
+        return self._ways_out.open(proxy)
 
     def _watch_signals(self) -> None:
         self.loop.watch_children(self._reap)

@@ -85,6 +85,12 @@ class ControlCalls:
             raise CallError("value", "a recording of %r bytes is not possible" % limit)
         return self._agent.recorder.start(limit)
 
+    def ways_out(self, proxy: int) -> Dict[str, Any]:
+        try:
+            return self._agent.open_ways_out(proxy)
+        except OSError as error:
+            raise CallError("os", "port %d: %s" % (proxy, error)) from None
+
     def kill(self) -> Dict[str, Any]:
         self._kernel.kill()
         return self._kernel.status()
@@ -97,5 +103,5 @@ class ControlCalls:
 
 CALLS = (
     *("info", "launch", "status", "signal", "usage", "logs", "lease", "record", "kill"),
-    "shutdown",
+    *("ways_out", "shutdown"),
 )

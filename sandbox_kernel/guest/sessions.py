@@ -30,6 +30,8 @@ class Sessions:
         """Name of the sandbox, if ``rekey`` has set one."""
         self.on_copied: Callable[[], object] = lambda: None
         """Called when this sandbox has become a copy of another one."""
+        self.on_ended: Callable[[], object] = lambda: None
+        """Called when a session is over, before its streams are forgotten."""
         self._loop = loop
         self._targets = targets
         self._attached_at = loop.time()
@@ -39,6 +41,11 @@ class Sessions:
         self._peer: Optional[Peer] = None
         self._carrier: Optional[Carrier] = None
         self._strangers: List[Carrier] = []  # carriers that have not said whose they are
+
+    @property
+    def peer(self) -> Optional[Peer]:
+        """The present session's; None if there is none. Its link may be down."""
+        return self._peer
 
     def check_alive(self) -> float:
         """Give up a dead link; return for how many seconds no host has been attached."""
@@ -140,4 +147,5 @@ class Sessions:
         if self._peer is not None:
             self._peer.detach()
             self._targets.close()
+            self.on_ended()
             self._peer.mux.close()

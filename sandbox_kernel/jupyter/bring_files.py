@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandbox_kernel.errors import SandboxError, WorkspaceError
-from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, folder_of, open_store
+from sandbox_kernel.jupyter.file_plan import FilePlan
+from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, open_store
 from sandbox_kernel.kernels import Log, SandboxedKernel
-from sandbox_kernel.spec import KernelConfiguration
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
@@ -21,39 +21,23 @@ _MOST_LISTED = 20
 
 
 async def bring_files(
-    kernel: SandboxedKernel,
-    workspace: KernelWorkspace | None,
-    configuration: KernelConfiguration,
-    cwd: str | None,
+    kernel: SandboxedKernel, plan: FilePlan
 ) -> tuple[KernelWorkspace | None, list[str]]:
     """The provisioner calls it for a new sandbox. The kernel's workspace, if it has one, with its
     id in the store, and warnings for the user, which are also logged. On the background loop."""
-    warnings: list[str] = []
+    workspace, warnings = plan.workspace, list(plan.notices)
     if workspace is not None:
-        workspace, warnings = await _bring_workspace(kernel, workspace)
-    elif configuration.persist:
-        warnings = await _without_workspace(kernel, configuration, folder_of(cwd))
+        workspace, more = await _bring_workspace(kernel, workspace)
+        warnings += more
+    elif plan.upload != "none":
+        from sandbox_kernel.workspace import UploadPolicy
+
+        policy = UploadPolicy.parse(plan.upload)
+        if policy.mode != "none":
+            await _bring_folder(kernel, plan.folder, policy)
     for line in warnings:
         kernel.log.warning("Sandbox %s: %s", kernel.handle.name, line)
     return workspace, warnings
-
-
-async def _without_workspace(
-    kernel: SandboxedKernel, configuration: KernelConfiguration, folder: str
-) -> list[str]:
-    """A kernel without a workspace gets the files of its folder, too, if ``upload`` asks."""
-    if configuration.upload != "none":
-        from sandbox_kernel.workspace import UploadPolicy
-
-        policy = UploadPolicy.parse(configuration.upload)
-        if policy.mode != "none":
-            await _bring_folder(kernel, folder, policy)
-    if not configuration.mirror:
-        return []
-    return [
-        f"Nothing is written back to {folder}, although mirror is set: this kernel has no "
-        f"workspace. Set SANDBOX_KERNEL_WORKSPACE to a name, or to the path of the notebook."
-    ]
 
 
 async def _bring_workspace(
@@ -145,7 +129,8 @@ async def _bring_folder(kernel: SandboxedKernel, folder: str, policy: UploadPoli
     except SandboxError as error:
         raise WorkspaceError(
             f"The files of {folder} could not be brought into sandbox {kernel.handle.name!r}: "
-            f"{error} To start the kernel without them, set SANDBOX_KERNEL_UPLOAD=none."
+            f"{error} To start the kernel without them, set SANDBOX_KERNEL_UPLOAD=none "
+            f"(or SANDBOX_KERNEL_FILES=none)."
         ) from error
     finally:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, ignore_errors=True))

@@ -64,6 +64,11 @@ def read_configuration(
     else:
         notebook = ""
     values |= values_from_environment(known, environ)
+    if values.get("persist") and str(values.get("files", "")).startswith("mount"):
+        raise SpecError(
+            f"{where}: with files={values['files']} the folder itself is the workspace, and "
+            f"nothing is saved elsewhere. Leave persist out, or choose files=copy."
+        )
     named = values.get("name", default_name) != default_name
     spec = {"name": default_name} | {k: values[k] for k in settings_of(SandboxSpec) if k in values}
     try:

@@ -10,18 +10,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import zmq
-import zmq.asyncio
-
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.jupyter.connections import addresses, guest_connection
 from sandbox_kernel.jupyter.envelopes import open_envelope
+from sandbox_kernel.jupyter.iopub_listener import PREFIX, listen
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.spec import KernelConfiguration
 
-_PREFIX = b"kernel"
-"""Topics of status messages begin so, in ipykernel and xeus; further words differ."""
-_MAX_MESSAGE = 2**20
 _MAX_BUSY = 1000
 _RETRY = 30.0
 
@@ -75,7 +69,7 @@ async def pause_when_idle(
     this long. The next message of a client resumes it. Runs until it is cancelled."""
     loop = asyncio.get_running_loop()
     activity = Activity(loop.time())
-    socket = _listener(connection)
+    socket = listen(connection)
     try:
         while kernel.exit_code is None:
             since = max(activity.changed, kernel.tunnel.last_input)
@@ -91,7 +85,7 @@ async def pause_when_idle(
                 if activity.topic != before:
                     # From now on nothing else needs to travel.
                     socket.subscribe(activity.topic)
-                    socket.unsubscribe(before or _PREFIX)
+                    socket.unsubscribe(before or PREFIX)
     finally:
         socket.close(linger=0)
 
@@ -103,17 +97,3 @@ async def _pause(kernel: SandboxedKernel) -> None:
     except SandboxError as error:
         kernel.log.warning("Sandbox %s was not paused: %s", kernel.handle.name, error)
         await asyncio.sleep(_RETRY)
-
-
-def _listener(connection: Mapping[str, Any]) -> zmq.asyncio.Socket:
-    address = addresses(connection)["iopub"]
-    socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
-    keys = guest_connection(connection)
-    if keys.get("curve_publickey"):
-        socket.curve_secretkey = keys["curve_secretkey"].encode()
-        socket.curve_publickey = socket.curve_serverkey = keys["curve_publickey"].encode()
-    socket.subscribe(_PREFIX)
-    unix = isinstance(address, str)
-    socket.connect(f"ipc://{address}" if unix else f"tcp://{address[0]}:{address[1]}")
-    return socket

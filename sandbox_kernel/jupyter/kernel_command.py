@@ -54,10 +54,13 @@ def show_program(spec: SandboxSpec, argv: Sequence[str]) -> SandboxSpec:
 
 
 def check_out_of_reach(
-    configuration: KernelConfiguration, argv: Sequence[str], folder: str
+    configuration: KernelConfiguration,
+    argv: Sequence[str],
+    folder: str,
+    setting: str = "mirror",
 ) -> None:
     """SpecError if the kernel's interpreter, which the host runs to describe it, is in a folder
-    that the sandbox's files are mirrored to. Hidden names are not mirrored."""
+    that ``setting`` lets the sandbox write. Hidden names are out of its reach."""
     if not load_backend(configuration.backend).capabilities.python:
         return
     from sandbox_kernel.workspace.export_guard import hidden_part  # lazy: start-up time
@@ -69,8 +72,8 @@ def check_out_of_reach(
     for path in environment.on_the_way(python):
         if contains(top, path) and not hidden_part(os.path.relpath(path, top)):
             raise SpecError(
-                f"The kernel was not started: mirror would let code in the sandbox write to {top}, "
-                f"and the interpreter python={python!r} is in there and runs on the host, too. "
-                f"Move its environment out of the folder or into a hidden one (.venv), or leave "
-                f"mirror out."
+                f"The kernel was not started: {setting} would let code in the sandbox write to "
+                f"{top}, and the interpreter python={python!r} is in there and runs on the host, "
+                f"too. Move its environment out of the folder or into a hidden one (.venv), or "
+                f"leave {setting} out."
             )

@@ -88,6 +88,8 @@ class _Making:
     def pool(self) -> Pool | None:
         """None if this process has no spares for such a kernel."""
         configuration, terms = self._configuration, pools.unasked
+        if self._spec.folder is not None or configuration.mounts:
+            return None  # each is for one folder
         if configuration.pool_size and not configuration.named:
             terms = Terms(configuration.pool_size, configuration.pool_idle_seconds)
         elif terms is None or not self._has_spares_unasked:
@@ -97,7 +99,7 @@ class _Making:
     @property
     def _has_spares_unasked(self) -> bool:
         configuration = self._configuration
-        wanted = configuration.warm_spares and not configuration.named
+        wanted = configuration.warm_spares and not (configuration.named or configuration.mounts)
         return wanted and self._client.makes_spares(self._spec)
 
     async def _likeness(self) -> str:

@@ -1,7 +1,8 @@
 """The saved workspace of a kernel: which one it is, and saving the kernel's files in it.
 
 A kernel has a workspace if the setting ``workspace`` names one, or if the path of its notebook is
-known: from ``JPY_SESSION_NAME``, which Jupyter Server sets, or ``SANDBOX_KERNEL_WORKSPACE``.
+known: from ``JPY_SESSION_NAME``, which Jupyter Server sets, or ``SANDBOX_KERNEL_WORKSPACE``. Other
+kernels have one for themselves if their results go back to a folder (``file_plan.py``).
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class KernelWorkspace:
     """The store's id of a notebook's own workspace, which survives a rename; else empty."""
     kernel_name: str = ""
     """Name of the kernelspec, for the workspace's history."""
+    passing: bool = False
+    """It is of one kernel only, and over when all its results are in the folder."""
 
 
 def workspace_of(
@@ -245,11 +248,19 @@ async def last_save(
     workspace = replace(workspace, name=report.save.workspace)
     try:
         async with asyncio.timeout(LAST_SAVE_TIMEOUT):
-            await asyncio.to_thread(_mirror, workspace, log)
+            problems = await asyncio.to_thread(_mirror, workspace, log)
+        if workspace.passing and not problems:
+            await aside(_retire, store or open_store(), workspace)
     except TimeoutError:
         folder, limit = workspace.folder, LAST_SAVE_TIMEOUT
         log.error("%s is saved, but was not written to %s within %g s", where, folder, limit)
     return ""
+
+
+def _retire(store: Store, workspace: KernelWorkspace) -> None:
+    """Its files stay until ``workspace gc``."""
+    with contextlib.suppress(StoreError):
+        store.retire(workspace.name)
 
 
 class SaveProgress:

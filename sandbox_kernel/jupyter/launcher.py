@@ -22,6 +22,7 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter import connections, kernel_factory
+from sandbox_kernel.jupyter.file_plan import with_folder
 from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.kernel_command import guest_environment
 from sandbox_kernel.jupyter.pool import starting_a_kernel
@@ -115,7 +116,7 @@ class Launcher:
     ) -> None:
         self._path = connection_file
         self._guardian = guardian
-        self._configuration = configuration
+        self._configuration = with_folder(configuration, os.getcwd())
         self._argv = list(argv)
         self._kernel: SandboxedKernel | None = None
         self._parent = Parent(os.environ)

@@ -27,8 +27,10 @@ from sandbox_kernel.jupyter.bring_files import bring_files
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
 from sandbox_kernel.jupyter.death_message import obituary
+from sandbox_kernel.jupyter.file_plan import plan_files
 from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.jupyter_internals import discard_unsent_requests
+from sandbox_kernel.jupyter.missing_file_log import log_missing_files
 from sandbox_kernel.jupyter.observers import observers
 from sandbox_kernel.jupyter.process_exit import exit_on_sigterm, own
 from sandbox_kernel.jupyter.provisioned_kernel import ProvisionedKernel, call
@@ -251,8 +253,15 @@ class SandboxProvisioner(ProvisionedKernel):
             warm=configuration.warm_start,
         )
         await set_up_pausing(kernel, configuration, self.connection_info)
+        if not (observers or configuration.idle_pause_seconds or self._sees_folder(configuration)):
+            folder = kernel_workspace.folder_of(self.cwd)
+            await kernel.run_alongside(log_missing_files(kernel, self.connection_info, folder))
         saved = self.saved_workspace  # the notebook is noted even if its files are not saved
         await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
+
+    @staticmethod
+    def _sees_folder(configuration: KernelConfiguration) -> bool:
+        return configuration.files != "none" or configuration.upload != "none"
 
     async def expect(self) -> None:
         """Have a spare for a kernel like this one, without starting it, if this process keeps
@@ -267,14 +276,12 @@ class SandboxProvisioner(ProvisionedKernel):
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> SandboxedKernel:
         """Make the sandbox, with the files of the kernel's workspace."""
-        name = self._kernel_name
-        workspace = kernel_workspace.workspace_of(configuration, env, self.cwd, name)
-        if workspace is not None:
-            if workspace.mirror:
-                kernel_command.check_out_of_reach(configuration, argv, workspace.folder)
-            await teardown.save_first(workspace, self.log)
+        plan = plan_files(configuration, env, self.cwd, self._kernel_name, argv)
+        if plan.workspace is not None:
+            await teardown.save_first(plan.workspace, self.log)
+        configuration = plan.configuration
         self.kernel = kernel = await kernel_factory.create_kernel(configuration, argv, self.log)
-        workspace, notices = await bring_files(kernel, workspace, configuration, self.cwd)
+        workspace, notices = await bring_files(kernel, plan)
         self.notices += notices
         # Not earlier: files that could not be brought in must not be saved as the latest.
         self.saved_workspace = workspace

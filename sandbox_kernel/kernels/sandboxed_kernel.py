@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.egress_environment import (
+    PROXY_PORT,
+    egress_variables_for_image,
+)
 from sandbox_kernel.sandboxes.unattended import released
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
@@ -80,6 +85,9 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
+            if client.capabilities.gateway and client.capabilities.image:
+                found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
+                spec = replace(spec, env={**found, **spec.env})
             handle = await client.create(spec)
             kernel = cls(client, handle, log)
             kernel.steps["the sandbox is there"] = time.perf_counter()
@@ -216,6 +224,13 @@ class SandboxedKernel(KernelProcess):
         await self._record.claim(token)
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
+        if self._has_gateway:
+            async with self._closed_on_failure():
+                await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+
+    @property
+    def _has_gateway(self) -> bool:
+        return self.client.capabilities.gateway and bool(self.handle.spec.egress)
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -254,6 +269,10 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
+        if self._has_gateway:
+            from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
+
+            self.tunnel.outlet.gateway = await gateway_for(self.handle)
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):

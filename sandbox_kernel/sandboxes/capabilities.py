@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox_kernel.egress import PARTS
 from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.settings import settings_of
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
@@ -15,6 +16,9 @@ ENFORCED = tuple(
     setting.name for setting in settings_of(SandboxSpec).values() if setting.capability
 )
 """The settings that a backend must enforce or refuse."""
+
+GATEWAY_PARTS = frozenset(PARTS.keys() - {"methods", "path"})
+"""What the gateway enforces, with any backend whose sandboxes have no other network."""
 
 
 @dataclass(frozen=True, init=False)
@@ -30,6 +34,9 @@ class Capabilities:
     """Names of the settings that it enforces."""
     egress_parts: frozenset[str] = frozenset()
     """Which of ``sandbox_kernel.egress.PARTS`` are enforced as well."""
+    gateway: bool = False
+    """Its sandboxes have no network but ours: rules are enforced by the gateway on this host, over
+    the wire, and only in sandboxes with an agent."""
     hosted: bool = False
     """It runs elsewhere and costs money: it is never replaced unless the user asks for that."""
     byte_exact_streams: bool = False

@@ -28,6 +28,7 @@ from sandbox_kernel.tunnel.download import Download
 from sandbox_kernel.tunnel.endpoints import Address, Endpoint
 from sandbox_kernel.tunnel.handover import Handover
 from sandbox_kernel.tunnel.links import Links
+from sandbox_kernel.tunnel.outlet import Outlet
 from sandbox_kernel.wire import VERSION
 from sandbox_kernel.wire.handshake import Hello
 from sandbox_kernel.wire.mux import BULK
@@ -95,6 +96,8 @@ class Tunnel:
         self._received_before = 0
         self._task: asyncio.Task[None] | None = None
         self.control = ControlClient(self._peer, handle.name, on_event)
+        self.outlet = Outlet(self._peer, handle.name, log)
+        """What the sandbox may open; nothing, unless it is given a gateway."""
 
     async def open(self) -> None:
         """Make the first link. Raises what ``Links.connect`` raises, but LinkLost only after a few
@@ -362,6 +365,7 @@ class Tunnel:
             download.fail(error)
         for pump in list(self._channels):
             pump.close("the tunnel is closed")
+        self.outlet.close()
         self._peer.mux.close()
         if not quiet:
             self._on_failed(error)

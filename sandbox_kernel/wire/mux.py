@@ -190,6 +190,8 @@ class Mux:
         self.session = session
         self._host = host
         self._window = window
+        # The sandbox may open many and send without being read: little credit until one is.
+        self._window_for_peer = INITIAL_WINDOW if host else window
         self._next_id = 1 if host else 2
         self._last_peer_id = 0
         self._opened_by_peer = 0
@@ -288,7 +290,7 @@ class Mux:
             return None
         stream = self.streams[id_] = Stream(self, id_, payload[0])
         self._opened_by_peer += 1
-        stream.widen(self._window)
+        stream.widen(self._window_for_peer)
         return Opened(stream, payload[1:].decode(errors="replace"))
 
     @staticmethod

@@ -21,6 +21,7 @@ from sandbox_kernel.guest.workspace.scan import Scan
 from sandbox_kernel.guest.workspace.scan_cache import Folder, Item, time_of
 from sandbox_kernel.guest.workspace.survey import TooMuch
 from sandbox_kernel.guest.workspace.tree_format import TREE_KIND, pack
+from sandbox_kernel.private_names import HIDDEN, KEYS
 from sandbox_kernel.untrusted_text import printable
 from sandbox_kernel.workspace import ignore
 from sandbox_kernel.workspace.host_folder import own_folders
@@ -39,7 +40,8 @@ from sandbox_kernel.workspace.trees import Entry, build
 
 _GRANULARITY = 2.0
 """Seconds; the coarsest time stamps of a file system."""
-_HIDDEN = f".*\n!{IGNORE_FILE}\n".encode()
+_HIDDEN = f"{HIDDEN}\n!{IGNORE_FILE}\n".encode()
+_KEYS = "\n".join(("", *KEYS)).encode()
 
 
 def import_folder(
@@ -195,4 +197,4 @@ def _rules(folder: str, policy: UploadPolicy) -> Rules:
         text = read_ignore(folder)
     except IgnoreRefused as error:
         raise WorkspaceError(str(error)) from error
-    return Rules(ignore.rules(text if policy.hidden else _HIDDEN + text))
+    return Rules(ignore.rules(text if policy.hidden else _HIDDEN + text + _KEYS))

@@ -93,7 +93,9 @@ async def test_what_boxlite_cannot_size() -> None:
         await client.create(SandboxSpec(image="python:3", cpus=1.5))
     with pytest.raises(SpecRefused, match=r"disk_mib=1500.*ask for 2048"):
         await client.create(SandboxSpec(image="python:3", disk_mib=1500))
-    spec = SandboxSpec.from_mapping({"image": "python:3", "egress": ["data.example"]})
+    spec = SandboxSpec.from_mapping(
+        {"image": "python:3", "egress": [{"host": "data.example", "path": "/v1/*"}]}
+    )
     with pytest.raises(SpecRefused, match="egress"):
         await BoxliteClient().create(spec)
 

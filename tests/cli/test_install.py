@@ -86,7 +86,10 @@ def test_install_another_kernel(cli: Cli, prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["local", "--egress", "example.org"], "cannot enforce egress"),
+        (
+            ["local", "--egress", '{"host": "example.org", "methods": ["GET"]}'],
+            "cannot enforce egress",
+        ),
         (["local", "--memory-mib", "much"], "memory_mib takes a whole number, not 'much'"),
         (["local", "--env", "A"], "env takes NAME=VALUE"),
         (["nowhere"], "There is no sandbox backend 'nowhere'"),
@@ -158,3 +161,23 @@ def test_settings_of_the_kernel(cli: Cli, tmp_path: Path) -> None:
     assert not (kernels / "vscode").exists()
     ran = cli("install", "local", "--volume", "v", *into)
     assert (ran.returncode, "--volume is for --launcher" in ran.stderr) == (2, True)
+
+
+def test_install_with_the_notebooks_folder(cli: Cli, prefix: Path) -> None:
+    """``files`` is in the kernelspec. Where it means a copy, the user is told; a launcher has
+    none, and what contradicts it is refused."""
+    options = ("--prefix", str(prefix), "--unchecked", "--name", "files")
+    assert cli("install", "local", *options, "--files", "mount-ro").returncode == 0
+    config = kernel_json(prefix, "files")["metadata"]["kernel_provisioner"]["config"]
+    assert config["files"] == "mount-ro"
+    ran = cli("install", "superserve", *options, "--files", "mount")
+    assert "files=mount gives each new sandbox a copy" in ran.stderr
+    assert cli("install", "local", *options, "--launcher", "--files", "mount").returncode == 0
+    for more, why in (
+        (("--launcher", "--files", "copy"), "needs a saved workspace"),
+        (("--files", "copy", "--mirror"), "Leave mirror out"),
+        (("--folder", "/project"), "--folder is for --launcher"),
+    ):
+        ran = cli("install", "local", *options, *more)
+        assert ran.returncode, more
+        assert why in ran.stderr

@@ -25,7 +25,8 @@ from .running import Cli
 _VARIABLE = re.compile(r"\bSANDBOX_KERNEL_[A-Z_]*[A-Z]\b")
 COMMANDS = (
     *("install", "uninstall", "list", "doctor", "ps", "stats", "rm", "pause", "resume"),
-    *("logs", "exec", "shell", "cp", "run", "launch", "image", "workspace", "completion"),
+    *("logs", "exec", "shell", "cp", "run", "launch", "image", "workspace", "gateway"),
+    *("policy", "completion"),
 )
 
 

@@ -18,10 +18,10 @@ from tests.kernels.live import provisioner_of
 
 
 @contextlib.contextmanager
-def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
-    """A running kernel with a client that is ready."""
+def kernel(**launch: Any) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    """A running kernel with a client that is ready, started with these keyword arguments."""
     manager = KernelManager(kernel_name="sandbox")
-    manager.start_kernel()
+    manager.start_kernel(**launch)
     client = manager.client()
     try:
         client.start_channels()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -90,6 +91,39 @@ def test_nbclient() -> None:
     client.execute()
     assert notebook.cells[0].outputs[0].text == "from the sandbox\n"
     assert notebook.cells[1].outputs[0].data["text/plain"] == "[1, 2, 3]"
+
+
+_USES_FILES = """
+import os, helpers
+print(open("data.csv").read(), helpers.word, os.path.isfile(".env"), os.path.isfile("my.key"))
+try:
+    with open("result.txt", "w") as file:
+        file.write("back")
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.parametrize("mode", ["copy", "mount-ro", "mount"])
+def test_files_beside_the_notebook(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Data and modules are there, secrets are not, and results come back but from a read-only
+    mount. A backend that cannot show a folder gives a copy, and says so."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "data.csv").write_text("1,2")
+    (folder / "helpers.py").write_text("word = 'module'")
+    for secret in (".env", "my.key"):
+        (folder / secret).write_text("secret")
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", mode)
+    with kernel(cwd=str(folder)) as (manager, client):
+        assert execute(client, _USES_FILES)[1] == "1,2 module False False\n"
+        told = "".join(provisioner_of(manager).notices)
+        fallback = mode != "copy" and not backend.client.capabilities.folder
+        assert (f"files={mode} gives each new sandbox a copy" in told) == fallback, told
+    assert (folder / "result.txt").exists() == (mode != "mount-ro")
+    assert (folder / ".env").read_text() == "secret"
 
 
 def test_interrupt() -> None:

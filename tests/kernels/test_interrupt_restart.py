@@ -51,10 +51,10 @@ def test_little_output_is_under_way_when_a_cell_is_interrupted(live: Live) -> No
         idler.rcvhwm = 1
         idler.subscribe(b"")
         idler.connect(live.client._make_url("iopub"))
-        wait_until(lambda: len(endpoint.pumps) == 2, "its stream")
+        wait_until(lambda: len(endpoint.pumps) == 3, "its stream, beside the client's and our own")
         cell = live.begin(ENDLESS_PRINTS)
         streams = [s for s in (p._stream for p in endpoint.pumps) if isinstance(s, Stream)]
-        assert len(streams) == 2
+        assert len(streams) == 3
         wait_until(lambda: any(stream._unread for stream in streams), "output that nobody reads")
         under_way = [stream._granted + stream._unread for stream in streams]
         live.manager.interrupt_kernel()

@@ -98,7 +98,8 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
         f"--durations=15 -m '{markers}' --timeout=1200 {select} "
         f"--backend {backend} --backend-spec '{spec}' "
         f"{JAIL if backend == BACKENDS[0] else ''} "
-        f"tests/microvm/test_{backend}.py {'' if arguments.quick else REST}"
+        f"tests/microvm/test_{backend}.py tests/conformance/test_ways_out.py "
+        f"{'' if arguments.quick else REST}"
     )
 
 

@@ -223,6 +223,6 @@ def test_files_beside_the_notebook(server: JupyterServer, folder: Path) -> None:
         said = tab.text(request)
         assert bool(said) == bool(named), (code, said)
         assert named in said
-        assert ("SANDBOX_KERNEL_UPLOAD=folder" in said) == bool(named)
+        assert ("SANDBOX_KERNEL_FILES=mount-ro" in said) == bool(named)
     shown = [m["kind"] for m in tab.messages if m["kind"] in ("error", "stream")]
     assert shown[:4] == ["error", "stream", "error", "stream"]

@@ -34,7 +34,8 @@ def test_nbclient_with_a_named_workspace(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_folder_without_a_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SANDBOX_KERNEL_UPLOAD needs no name: the folder in which a kernel would run is there, whether
-    the client names it or is in it. Nothing is saved; and that nothing is mirrored is said."""
+    the client names it or is in it. Nothing is saved, unless it is mirrored: then results come
+    back, and the workspace that they came by is over."""
     (folder / "root" / "data.csv").write_text("beside")
     monkeypatch.chdir(folder / "root")
     monkeypatch.setenv("SANDBOX_KERNEL_UPLOAD", "folder")
@@ -48,10 +49,11 @@ def test_a_folder_without_a_workspace(folder: Path, monkeypatch: pytest.MonkeyPa
     client.wait_for_ready(timeout=PATIENCE)
     try:
         assert run_cell(client, "print(open('data.csv').read())").text() == "beside\n"
-        assert "mirror" in manager.provisioner.notices[0]  # type: ignore[union-attr]
+        run_cell(client, "open('result.txt', 'w').write('back')")
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
+    assert (folder / "root" / "result.txt").read_text() == "back"
     assert not Store.open().names()
 
 

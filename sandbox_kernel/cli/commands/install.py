@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox_kernel.cli import foreground
@@ -48,7 +49,7 @@ def install(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel install local --name small --memory-mib 512 --cpus 1
       sandbox-kernel install local --name project --python ./.venv/bin/python --readable ./data
-      sandbox-kernel install local --name analysis --upload folder --mirror --pool-size 1
+      sandbox-kernel install local --name analysis --files mount-ro
       sandbox-kernel install local --name vscode --launcher  # for clients without provisioners
       sandbox-kernel install local --name sandbox-bash --language bash \\
           -- python -m bash_kernel -f {connection_file}
@@ -56,6 +57,7 @@ def install(arguments: argparse.Namespace) -> int:
     # lazy: start-up time
     from jupyter_client.kernelspec import KernelSpecManager
 
+    from sandbox_kernel.jupyter.file_plan import fallback_notice, with_folder
     from sandbox_kernel.jupyter.kernelspec import write_kernelspec
 
     values = given_settings(arguments)
@@ -66,6 +68,10 @@ def install(arguments: argparse.Namespace) -> int:
     client = load_backend(arguments.backend)
     client.check(configuration.spec)
     client.capabilities.check_kernel(configuration, client.backend)
+    if arguments.launcher:
+        client.check(with_folder(configuration, "/").spec)
+    elif notice := fallback_notice(replace(configuration, backend=arguments.backend)):
+        note(notice)
     if not arguments.unchecked:
         checks = foreground.run(diagnose(arguments.backend))
         problems = [f"{check.what}. {check.fix}".strip() for check in checks if check.ok is False]
@@ -107,6 +113,10 @@ def _check_launcher(arguments: argparse.Namespace, values: dict[str, object]) ->
         if "volume" in values:
             arguments.parser.error(
                 "--volume is for --launcher. Other kernels have saved workspaces: --workspace"
+            )
+        if "folder" in values or "folder_writable" in values:
+            arguments.parser.error(
+                "--folder is for --launcher. Other kernels see their notebook's folder: --files"
             )
         return
     if FORMER_VOLUME in values:

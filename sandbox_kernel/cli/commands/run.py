@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shlex
+from collections.abc import AsyncIterator
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
@@ -16,10 +18,11 @@ from sandbox_kernel.cli.options import Commands, add_command, configured
 from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
-from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 
+_log = logging.getLogger(__name__)
 INTERRUPT_GRACE = 3.0
 _WHY_TIMEOUT = 5.0
 
@@ -37,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a command in a sandbox of its own, which is removed afterwards.
 
     Streams and exit code are as with `exec`. The command sees none of your files but those in
-    --readable. Ctrl-C interrupts it, and removes the sandbox 3 s later at the latest.
+    --readable; with --files mount-ro (or mount), /workspace is this folder. Ctrl-C interrupts it,
+    and removes the sandbox 3 s later at the latest.
 
     examples:
       sandbox-kernel run -- python -c 'import os; print(os.listdir("/"))'
@@ -45,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
       sandbox-kernel run --tty -- bash
     """
     configuration = configured(arguments, {}, f"run-{secrets.token_hex(4)}")
+    if configuration.files != "none":
+        from sandbox_kernel.jupyter.file_plan import with_folder  # lazy: start-up time
+
+        configuration = with_folder(configuration, os.getcwd())
 
     async def work(attached: AttachedCommand) -> int:
         return await _run_once(attached, configuration, arguments)
@@ -60,22 +68,39 @@ async def _run_once(
 ) -> int:
     client = load_backend(configuration.backend)
     try:
-        handle = await client.create(configuration.spec)
-        try:
+        async with _sandbox(client, configuration.spec) as handle:
             env, size = (terminal_environment(), terminal_size()) if arguments.tty else ({}, None)
             command = Command(arguments.command, env, arguments.cwd, tty=size)
-            code = await attached.exec(handle, command, timeout=arguments.timeout)
+            try:
+                code = await attached.exec(handle, command, timeout=arguments.timeout)
+            except ExecFailed:
+                _hint_at_hidden_file(arguments, configuration.spec)
+                raise
             if code:
                 await _explain_kill(handle)
                 _hint_at_hidden_file(arguments, configuration.spec)
             return code
-        except ExecFailed:
-            _hint_at_hidden_file(arguments, configuration.spec)
-            raise
-        finally:
-            await asyncio.shield(client.remove(handle.name))
     finally:
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def _sandbox(client: SandboxClient, spec: SandboxSpec) -> AsyncIterator[SandboxHandle]:
+    """A sandbox for one command; with an agent if that must carry the command's connections."""
+    if spec.egress and client.capabilities.gateway:
+        from sandbox_kernel.kernels import SandboxedKernel  # lazy: start-up time
+
+        kernel = await SandboxedKernel.create(client, spec, _log)
+        try:
+            yield kernel.handle
+        finally:
+            await asyncio.shield(kernel.remove())
+    else:
+        handle = await client.create(spec)
+        try:
+            yield handle
+        finally:
+            await asyncio.shield(client.remove(handle.name))
 
 
 async def _explain_kill(handle: SandboxHandle) -> None:
@@ -95,13 +120,14 @@ async def _explain_kill(handle: SandboxHandle) -> None:
 
 def _hint_at_hidden_file(arguments: argparse.Namespace, spec: SandboxSpec) -> None:
     """A command that failed may have missed a file of this folder."""
-    if spec.volume or arguments.cwd:
+    if spec.volume or spec.folder or arguments.cwd:
         return  # there may be one of that name
     for word in arguments.command:
         if not os.path.isabs(word) and os.path.isfile(word):
             path = os.path.abspath(word)
             note(
-                f"{word!r} is a file here, in a folder that the sandbox does not see. Show it with "
+                f"{word!r} is a file here, in a folder that the sandbox does not see. Show the "
+                f"folder with --files mount-ro, or the file alone with "
                 f"--readable {shlex.quote(path)}, and name it by that path."
             )
             return

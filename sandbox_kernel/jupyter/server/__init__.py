@@ -9,7 +9,6 @@ saved_kernels       what is on disk about servers and their kernels, and who of 
 missed_output       output that no client has received
 websocket           the connection to a browser, which sends that output first
 notices             what the server itself says in a notebook
-missing_file_hints  a file that a cell misses and that lies beside the notebook
 used_kernels        which kernels somebody has used
 culling             idle kernels are paused, where the backend can
 save_hooks          a notebook's save saves the kernel's files

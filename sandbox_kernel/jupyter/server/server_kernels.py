@@ -11,10 +11,10 @@ from typing import Any
 
 from jupyter_server.utils import ApiPath, to_os_path
 
+from sandbox_kernel.jupyter.missing_file_hints import hint
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.kernel_start import in_lines
 from sandbox_kernel.jupyter.server.missed_output import KernelOutput
-from sandbox_kernel.jupyter.server.missing_file_hints import hint
 from sandbox_kernel.jupyter.server.saved_kernels import SavedKernel
 from sandbox_kernel.kernels import SandboxedKernel
 
@@ -88,9 +88,11 @@ class ServerKernels:
         if provisioner is None or provisioner.kernel is None or not paths:
             return ""
         folder = os.path.dirname(self.on_host(paths[0]))
-        workspace = provisioner.saved_workspace
-        upload = workspace.upload if workspace is not None else "none"
-        return in_lines(hint(error, folder, provisioner.kernel.handle.workdir, upload))
+        handle, workspace = provisioner.kernel.handle, provisioner.saved_workspace
+        shown = "the mount" if handle.spec.folder is not None else ""
+        if workspace is not None and workspace.upload not in ("none", "", ()):
+            shown = f"upload={workspace.upload!r}"
+        return in_lines(hint(error, folder, handle.workdir, shown))
 
     def on_host(self, path: str) -> str:
         """A path of the contents service, as the host has it."""

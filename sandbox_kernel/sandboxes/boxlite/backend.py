@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.paths import data_dir, private_dir
-from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.capabilities import GATEWAY_PARTS, Capabilities
 from sandbox_kernel.sandboxes.recording_client import RecordedHandle
 
 BACKEND = "boxlite"
@@ -18,7 +18,7 @@ PYTHON = "python3"
 _MAX_SOCKET_PATH = 107
 
 CAPABILITIES = Capabilities(
-    *("image", "memory_mib", "cpus", "disk_mib"),
+    *("image", "memory_mib", "cpus", "disk_mib", "egress", "gateway"),
     *("byte_exact_streams", "reattach", "restart", "snapshot"),
     notes={
         "processes": "A VM bounds its memory, not its processes; set memory_mib.",
@@ -28,9 +28,9 @@ CAPABILITIES = Capabilities(
         "python": "A box runs the Python of its image; choose the image.",
         "secrets": "A box has no network on which a secret could be used; pass what the code may "
         "know in env.",
-        "egress": "BoxLite's list of allowed hosts could not be shown to hold, so a box has no "
-        "network; leave it empty.",
     },
+    # A box has no network: BoxLite's own list of allowed hosts could not be shown to hold.
+    egress_parts=GATEWAY_PARTS,
 )
 
 

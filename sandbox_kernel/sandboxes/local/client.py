@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from sandbox_kernel.guest import landlock
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes import creation_marker
-from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.capabilities import GATEWAY_PARTS, Capabilities
 from sandbox_kernel.sandboxes.channel import Hangup
 from sandbox_kernel.sandboxes.local import bubblewrap, environment, jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup, sweep_cgroups
@@ -27,12 +28,16 @@ from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.jail_start import Launch
+from sandbox_kernel.sandboxes.local.shared_folder import (
+    Placeholder,
+    check_folder,
+    make_placeholders,
+    remove_placeholders,
+)
 from sandbox_kernel.sandboxes.recording_client import RecordingClient
 from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.unsaved_files import unsaved_in
 from sandbox_kernel.spec import SandboxSpec
-
-_NO_NETWORK = "The local jail has no network yet; leave it empty, or use a backend with egress."
 
 
 class LocalClient(RecordingClient[LocalHandle]):
@@ -40,14 +45,14 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     backend = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "readable"),
-        *("python", "byte_exact_streams", "reattach"),
+        *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "folder"),
+        *("readable", "python", "egress", "gateway", "byte_exact_streams", "reattach"),
+        egress_parts=GATEWAY_PARTS,
         notes={
             "image": "The local jail shows the host's own system; choose the interpreter with "
             "python, or use a backend with images.",
             "secrets": "The local jail has no way to use a secret without showing it; pass what "
             "the code may know in env.",
-            "egress": _NO_NETWORK,
         },
     )
     commands_apart: ClassVar[bool] = True
@@ -63,6 +68,8 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     async def create(self, spec: SandboxSpec) -> LocalHandle:
         self.check(spec)
+        if spec.folder is not None:
+            await asyncio.to_thread(check_folder, spec)
         await self.sweep()
         # The only slow step: it may have to run the interpreter. Nothing exists yet.
         sandbox_id = secrets.token_hex(6)
@@ -80,7 +87,7 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     def makes_spares(self, spec: SandboxSpec) -> bool:
         """Not with disk space that is set aside, nor for a folder that others use, too."""
-        return spec.disk_mib is None and spec.volume is None
+        return spec.disk_mib is None and spec.volume is None and spec.folder is None
 
     async def likeness(self, spec: SandboxSpec) -> str:
         return await asyncio.to_thread(self._likeness, spec)
@@ -89,6 +96,9 @@ class LocalClient(RecordingClient[LocalHandle]):
         return self._launch(spec, "", JailFolders.of(spec, "")).likeness()
 
     async def _start(self, launch: Launch, record: Record) -> None:
+        spec = record.sandbox_spec()
+        if spec.folder is not None and spec.folder_writable:
+            await asyncio.to_thread(self._make_placeholders, record, spec)
         try:
             launch.start()
             if not await launch.let_go():
@@ -120,7 +130,27 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)
+        await asyncio.to_thread(self._remove_placeholders, record)
         self._made.pop(record.name, None)
+
+    def _make_placeholders(self, record: Record, spec: SandboxSpec) -> None:
+        """In a folder that the jail may write. Those of other jails become its own, too."""
+        folder = check_folder(spec)
+        others = self._placeholders_but(record)
+        shared = [one for one in others if os.path.dirname(one[0]) == folder]
+        record.data["placeholders"] = [*shared, *make_placeholders(folder)]
+        self.records.save(record)
+
+    def _remove_placeholders(self, record: Record) -> None:
+        """Those that no other jail needs."""
+        made = [tuple(one) for one in record.data.get("placeholders", ())]
+        if made:
+            needed = self._placeholders_but(record)
+            remove_placeholders([one for one in made if one not in needed])
+
+    def _placeholders_but(self, record: Record) -> list[Placeholder]:
+        others = (other for other in self.records.list(self.backend) if other.id != record.id)
+        return [tuple(one) for other in others for one in other.data.get("placeholders", ())]
 
     async def is_unwanted(self, record: Record) -> bool:
         """A jail whose lease ran out, with all files saved."""

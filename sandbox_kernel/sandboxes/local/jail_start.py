@@ -25,7 +25,14 @@ from sandbox_kernel.host_processes import ProcessId, adopt, reap
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.local import bubblewrap, disk_image, seccomp, systemd_scope
+from sandbox_kernel.sandboxes.egress_environment import egress_variables
+from sandbox_kernel.sandboxes.local import (
+    bubblewrap,
+    disk_image,
+    low_ports,
+    seccomp,
+    systemd_scope,
+)
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup, cgroups_allowed
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 from sandbox_kernel.sandboxes.local.guest_copy import compiled_guest
@@ -34,7 +41,12 @@ from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import listen
 from sandbox_kernel.sandboxes.local.limits import Limits
 from sandbox_kernel.sandboxes.local.mounts import Bind, Cover, Mount, mounted_in
-from sandbox_kernel.sandboxes.local.overlay_venv import PIP_VARIABLES, overlay_venv
+from sandbox_kernel.sandboxes.local.overlay_venv import (
+    PIP_VARIABLES,
+    WITHOUT_NETWORK,
+    overlay_venv,
+)
+from sandbox_kernel.sandboxes.local.shared_folder import folder_mounts
 from sandbox_kernel.sandboxes.local.system_mounts import (
     HOME,
     USER,
@@ -95,6 +107,7 @@ class Launch:
         self._folders = folders
         self._python = python
         self._limits = Limits.of(spec)
+        self._egress = egress_variables(spec.egress)
         self._cpus = self._limits.choose_cpus()
         self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
@@ -202,6 +215,14 @@ class Launch:
                 f"cgroup, and none can be made here. Give a whole number, which is enforced by CPU "
                 f"affinity; `sandbox-kernel doctor` says how to get cgroups."
             )
+        if self._spec.egress:
+            why_not = await asyncio.to_thread(low_ports.allow, pid)
+            if why_not is not None:
+                _log.warning(
+                    "Sandbox %r: programs that ignore proxies find no way out to ports below 1024, "
+                    "such as 443: %s",
+                    *(self._spec.name, why_not),
+                )
         assert self._process is not None
         self._own_disk = disk_image.is_mounted(self._process.pid, self._folders.disk)
         config = {
@@ -210,13 +231,17 @@ class Launch:
             "commands_apart": self._commands_apart,
             # Not on bubblewrap's command line, which every user of this host can read.
             "env": dict(self._spec.env),
-            **self._limits.for_guest(self.cgroup, [WORKSPACE, HOME], own_disk=self._own_disk),
+            **self._limits.for_guest(self.cgroup, self._counted(), own_disk=self._own_disk),
         }
         with contextlib.suppress(BrokenPipeError):  # it died; the caller sees that next
             os.write(self._config, json.dumps(config).encode())
             os.write(self._block, b"\n")
         self._close(self._config, self._block)
         return True
+
+    def _counted(self) -> list[str]:
+        """Folders whose files count for the disk limit: not those that are the user's own."""
+        return [HOME] if self._spec.folder is not None else [WORKSPACE, HOME]
 
     def done(self) -> None:
         """The jail answers: free what was needed to start it."""
@@ -299,11 +324,18 @@ class Launch:
         hidden = [Bind(str(self._folders.empty), target) for target in self._hidden(shown)]
         overlay_venv(self._python, self._folders.home / ".venv", OVERLAY)
         own = [
-            Bind(str(self._folders.workspace), WORKSPACE, writable=True),
+            *self._workspace(),
             Bind(str(self._folders.home), HOME, writable=True),
             Bind(str(self._guest), _GUEST_FOLDER),
         ]
-        return [*shown, *hidden, *write_identity(self._folders.etc, self._spec.name), *own]
+        resolver = bool(self._spec.egress)
+        identity = write_identity(self._folders.etc, self._spec.name, resolver=resolver)
+        return [*shown, *hidden, *identity, *own]
+
+    def _workspace(self) -> list[Mount]:
+        if self._spec.folder is not None:
+            return folder_mounts(self._spec, WORKSPACE, self._folders.empty)
+        return [Bind(str(self._folders.workspace), WORKSPACE, writable=True)]
 
     def _readable(self, path: str) -> Bind:
         real = os.path.realpath(path)
@@ -337,6 +369,7 @@ class Launch:
             "VIRTUAL_ENV": OVERLAY,
             "XDG_CACHE_HOME": f"{HOME}/.cache",
             **PIP_VARIABLES,
+            **(self._egress or WITHOUT_NETWORK),
             **python.variables(),
         }
         if "TZ" in os.environ:

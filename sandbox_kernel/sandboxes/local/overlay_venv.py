@@ -18,7 +18,8 @@ from pathlib import Path
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
 
-PIP_VARIABLES = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+PIP_VARIABLES = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+WITHOUT_NETWORK = {"PIP_RETRIES": "0"}
 
 _PIP_MODULE = "_sandbox_pip"
 # Loads it in ``python -m pip``, and in nothing else.
@@ -37,20 +38,24 @@ except ImportError as error:
 
 _PIP_MODULE_SOURCE = '''\
 """Says after a failed ``pip install`` that this sandbox has no network. Needs Python 3.9."""
+import os
 import sys
 
 NOTE = """
 NOTE: this sandbox has no network, so pip cannot reach a package index. Install the package on
 the host, in the environment of this kernel, and restart the kernel:
     {host} -m pip install NAME
+Or let the sandbox reach the host's package index, and nothing else: egress=["@pip"] in the
+settings of this kernel (sandbox-kernel install local --egress @pip).
 What is in the sandbox can be installed as always: wheels and folders by their path, or
---no-index --find-links FOLDER. A kernel of a backend with egress can reach an index."""
+--no-index --find-links FOLDER."""
 COMMANDS = ("install", "download", "wheel")
 
 
 def _exit(status=None, leave=sys.exit):
     asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    if status and asked and asked[0] in COMMANDS and "--no-index" not in sys.argv:
+    alone = "HTTPS_PROXY" not in os.environ and "--no-index" not in sys.argv
+    if status and alone and asked and asked[0] in COMMANDS:
         print(NOTE, file=sys.stderr, flush=True)
     leave(status)
 

@@ -62,9 +62,9 @@ def _setting(path: str) -> Mount:
     return Bind(real, path)
 
 
-def write_identity(folder: Path, hostname: str) -> list[Bind]:
+def write_identity(folder: Path, hostname: str, *, resolver: bool = False) -> list[Bind]:
     """Write the jail's own /etc/passwd, /etc/group and /etc/hosts into ``folder``, which the jail
-    must not be able to write, and return their binds."""
+    must not be able to write, and return their binds. ``resolver``: the agent answers for names."""
     files = {
         "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n"
         f"{USER}:x:{UID}:{GID}:{USER}:{HOME}:/bin/sh\n"
@@ -72,6 +72,8 @@ def write_identity(folder: Path, hostname: str) -> list[Bind]:
         "group": f"root:x:0:\n{USER}:x:{GID}:\nnogroup:x:65534:\n",
         "hosts": f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost {hostname}\n",
     }
+    if resolver:
+        files["resolv.conf"] = "nameserver 127.0.0.1\noptions timeout:15 attempts:1\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)

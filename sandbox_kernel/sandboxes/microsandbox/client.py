@@ -22,7 +22,7 @@ from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxTimeout, San
 from sandbox_kernel.paths import private_dir
 from sandbox_kernel.records import Record
 from sandbox_kernel.sandboxes.bootcheck import boot_check, boot_timeout, kvm_problem
-from sandbox_kernel.sandboxes.capabilities import Capabilities, whole
+from sandbox_kernel.sandboxes.capabilities import GATEWAY_PARTS, Capabilities, whole
 from sandbox_kernel.sandboxes.microsandbox import images, machine
 from sandbox_kernel.sandboxes.microsandbox.handle import MicrosandboxHandle
 from sandbox_kernel.sandboxes.recording_client import RecordingClient, SnapshotKeeper
@@ -89,7 +89,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
 
     backend = "microsandbox"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        *("image", "memory_mib", "cpus", "disk_mib"),
+        *("image", "memory_mib", "cpus", "disk_mib", "egress", "gateway"),
         *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
         notes={
             "processes": _IN_GUEST,
@@ -99,9 +99,9 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
             "python": "The sandbox runs the image's own Python; choose an image.",
             "secrets": "There is no way yet to use a secret without showing it; pass what the "
             "code may know in env.",
-            "egress": "The network of these microVMs is off. microsandbox can allow domains, but "
-            "that was not shown to hold, so it is not offered; leave egress empty.",
         },
+        # Their network is off: microsandbox's own rules could not be shown to hold.
+        egress_parts=GATEWAY_PARTS,
     )
 
     sdk_errors = (sdk.MicrosandboxError, TimeoutError)

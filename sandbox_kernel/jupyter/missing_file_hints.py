@@ -29,22 +29,23 @@ _MODULE = re.compile(r"No module named '([^'\n]{1,200})'")
 _MOST_TEXT, _MOST_PARTS = 4000, 10
 
 
-def hint(error: Mapping[str, Any], folder: str, workdir: str, upload: object) -> str:
+def hint(error: Mapping[str, Any], folder: str, workdir: str, shown: str) -> str:
     """A hint after this error (the content of Jupyter's message), or an empty string. ``folder`` is
-    the notebook's on the host, ``workdir`` the kernel's in the sandbox."""
+    the notebook's on the host, ``workdir`` the kernel's in the sandbox, and ``shown`` the
+    setting that gives the sandbox a part of the folder, if any."""
     for name in _missed(error, (workdir, folder)):
         if _is_there(folder, name):
-            how = (
-                'The setting upload="folder" brings the files of that folder in'
-                if upload in ("none", "", ())
-                else f"It is not among what upload={upload!r} and .sandboxignore let in; files of "
-                f"that folder come in"
-            )
+            beside = f"{printable('/'.join(name))!r} lies beside the notebook, but this kernel runs"
+            if shown:
+                return (
+                    f"{beside} in a sandbox, and it is not among what {shown} and .sandboxignore "
+                    f"let in. Files come in when a kernel is started: shut this one down, and "
+                    f"start it again."
+                )
             return (
-                f"{printable('/'.join(name))!r} lies beside the notebook, but this kernel runs in "
-                f"a sandbox, which does not see that folder. {how} when a kernel is started (in "
-                f"the kernelspec, or SANDBOX_KERNEL_UPLOAD=folder): shut this one down, and start "
-                f"it again."
+                f"{beside} in a sandbox, which does not see that folder. To share it: "
+                f"`sandbox-kernel install BACKEND --files mount-ro`, or "
+                f"SANDBOX_KERNEL_FILES=mount-ro; then shut this kernel down, and start it again."
             )
     return ""
 

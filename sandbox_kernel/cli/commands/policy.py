@@ -1,0 +1,62 @@
+"""``sandbox-kernel policy``: what egress rules mean."""
+
+from __future__ import annotations
+
+import argparse
+
+from sandbox_kernel.cli.options import Commands, add_command, add_group
+from sandbox_kernel.untrusted_text import printable
+
+
+def add(commands: Commands) -> None:
+    below = add_group(commands, "policy", about)
+    parser = add_command(below, "check", check)
+    parser.add_argument("file", metavar="FILE", help="JSON, or one rule a line with # for comments")
+    parser.add_argument("url", metavar="URL", help="a URL, or HOST:PORT")
+    parser.add_argument("--method", default="GET", metavar="M", help="default: GET")
+
+
+def about(arguments: argparse.Namespace) -> None:
+    """Look at egress policies: which hosts may be reached, and how.
+
+    examples:
+      sandbox-kernel policy check rules.txt https://data.example/v1/table
+    """
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Say whether a policy lets a request out, which rule decides, and why.
+
+    Nothing is sent. What the gateway cannot read (https, HOST:PORT) is decided by host and port
+    alone. Exit codes: 0 allowed, 1 denied, 2 the policy is wrong.
+
+    examples:
+      sandbox-kernel policy check rules.txt https://data.example/v1/table
+      sandbox-kernel policy check rules.json http://data.example/upload --method POST
+      sandbox-kernel policy check rules.txt db.example:5432
+    """
+    from sandbox_kernel.gateway.decisions import judge_connection, judge_request
+    from sandbox_kernel.gateway.names import NameRefused, read_authority, read_url
+    from sandbox_kernel.gateway.policy_file import read_policy_file
+    from sandbox_kernel.gateway.presets import expand
+
+    policy = expand(read_policy_file(arguments.file)).policy
+    url = arguments.url.partition("#")[0]
+    try:
+        if "://" in url:
+            scheme, target, path = read_url(url)
+        else:
+            scheme, target, path = "", read_authority(url, None), "/"
+    except NameRefused as refusal:
+        print(f"deny: {refusal}")
+        return 1
+    if scheme in ("http", "ws"):
+        method = arguments.method.upper()
+        decision = judge_request(policy, target, method, path.partition("?")[0])
+    else:
+        decision = judge_connection(policy, target)
+    if decision.allowed:
+        print(f"allow: {target} ({printable(decision.reason)})")
+        return 0
+    print(f"deny: {printable(decision.denial(target).removeprefix('egress denied: '))}")
+    return 1

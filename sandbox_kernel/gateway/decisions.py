@@ -1,0 +1,152 @@
+"""What a policy says of one connection or one request, and the words for it. No state, no I/O.
+
+``EgressPolicy.decide`` defines what a policy means. Here it is asked with less knowledge: of an
+opaque connection (TLS, or any other protocol) only host and port are known, and a rule about
+methods or paths cannot be held. So an opaque connection passes only if every request in it would.
+
+One thing is stricter than the policy: an address in place of a name passes only by a rule for
+addresses, not by ``*`` or a default, because rules for names would otherwise mean little.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
+from sandbox_kernel.gateway.names import NameRefused, Target, read_target
+from sandbox_kernel.gateway.refusals import Refusal
+
+_WEB_PORTS = (80, 443)
+_NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
+_ENCODED = re.compile(r"%([0-9A-Fa-f]{2})?")
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_NEVER_ENCODED = frozenset("/\\%\x7f")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``allow`` or ``deny``, and why. ``number`` counts rules from 1; None: the default decided."""
+
+    action: str
+    rule: EgressRule | None
+    number: int | None
+    reason: str
+    hint: str = ""
+    status: int = 403
+    """What an HTTP client is told if this denies."""
+    wait: int = 0
+    """Seconds after which the same request would be allowed; 0: never."""
+
+    @property
+    def allowed(self) -> bool:
+        return self.action == ALLOW
+
+    def denial(self, target: Target) -> str:
+        """The one line that a person sees."""
+        why = f"{self.reason}; {self.hint}" if self.hint else self.reason
+        return f"egress denied: {target} ({why})"
+
+    def refusal(self, target: Target) -> Refusal:
+        return Refusal(self.status, self.denial(target), wait=self.wait)
+
+
+def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
+    """The decision for a connection of which only the target is known."""
+    unread: tuple[int, EgressRule] | None = None
+    for number, rule in enumerate(policy.rules, 1):
+        if not rule.concerns(target.host, target.port):
+            continue
+        if not rule.is_partial:
+            decision = _decided(policy, target, number, rule)
+            break
+        if rule.action == DENY or rule.rate_limit_rpm is not None:
+            verb = "denies" if rule.action == DENY else "limits"
+            reason = f"rule {number} {verb} some requests to {rule.host}; {_NEEDS_EXTRA}"
+            return Decision(DENY, rule, number, reason)
+        unread = unread or (number, rule)
+    else:
+        decision = _decided(policy, target, None, None)
+    if decision.allowed or unread is None:
+        return decision
+    number, rule = unread
+    reason = f"rule {number} allows only some requests to {rule.host}; {_NEEDS_EXTRA}"
+    return Decision(DENY, rule, number, reason)
+
+
+def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
+    """The decision for an HTTP request that can be read. ``path`` is without the query."""
+    if any(rule.path and rule.concerns(target.host, target.port) for rule in policy.rules):
+        ambiguity = ambiguous(path)
+        if ambiguity:
+            reason = f"rules for {target.host} look at paths, and this one has {ambiguity}"
+            return Decision(DENY, None, None, reason)
+    for number, rule in enumerate(policy.rules, 1):
+        if rule.matches(target.host, target.port, method, path):
+            return _decided(policy, target, number, rule)
+    return _decided(policy, target, None, None)
+
+
+def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
+    """Whether some request to the target can be allowed."""
+    for rule in policy.rules:
+        if rule.concerns(target.host, target.port):
+            if rule.action == ALLOW and (target.address is None or rule.is_address):
+                return True
+            if not rule.is_partial:
+                return False
+    return policy.default == ALLOW and target.address is None
+
+
+def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:
+    """The ports on which some request to a name can be allowed; 80 and 443 for rules without ports.
+    Empty: nothing can permit the name."""
+    try:
+        host = read_target(name, 1)
+    except NameRefused:
+        return ()
+    named = {port for rule in policy.rules for port in rule.ports if rule.concerns(host.host, port)}
+    ports = sorted({*_WEB_PORTS, *named})
+    return tuple(
+        port for port in ports if may_allow_some(policy, Target(host.host, port, host.address))
+    )
+
+
+def ambiguous(path: str) -> str | None:
+    """What in a path two servers could read in two ways, so that a pattern would not hold."""
+    if not path.isascii():
+        return "a character beyond ASCII"
+    for found in _ENCODED.finditer(path):
+        if found[1] is None:
+            return "a broken percent escape"
+        meant = chr(int(found[1], 16))
+        if meant in _NEVER_ENCODED or _UNRESERVED.fullmatch(meant) or meant < " ":
+            return f"the escape {found[0]}"
+    if "\\" in path:
+        return "a backslash"
+    if "//" in path:
+        return "an empty segment"
+    for segment in path.split("/"):
+        if segment.partition(";")[0] in (".", ".."):
+            return f"the segment {segment}"
+    return None
+
+
+def _decided(
+    policy: EgressPolicy, target: Target, number: int | None, rule: EgressRule | None
+) -> Decision:
+    action = policy.default if rule is None else rule.action
+    if action == ALLOW and target.address is not None and (rule is None or not rule.is_address):
+        reason = "it is an address, and no rule for addresses allows it"
+        return Decision(DENY, rule, number, reason, _how_to_allow(target))
+    if rule is None:
+        if action == ALLOW:
+            return Decision(ALLOW, None, None, "the default is allow")
+        return Decision(DENY, None, None, "no rule allows it", _how_to_allow(target))
+    verb = "allows" if action == ALLOW else "denies"
+    return Decision(action, rule, number, f"rule {number} {verb} {rule.host}")
+
+
+def _how_to_allow(target: Target) -> str:
+    word = target.host if target.port in _WEB_PORTS else str(target)
+    return f'allow it with egress=["{word}"]'

@@ -1,0 +1,63 @@
+"""``@npm``: the registry that this machine's npm is set up for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from sandbox_kernel.errors import SpecError
+from sandbox_kernel.gateway.presets import Source, is_web
+
+_TIMEOUT = 30.0
+_VARIABLES = ("NPM_CONFIG_REGISTRY", "npm_config_registry")
+_LINE = re.compile(r"^\s*(?:@[^:\s]+:)?registry\s*=\s*[\"']?([^\"'\s;#]+)", re.MULTILINE)
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+def read() -> Source:
+    """The host of npm's registry, and those of scopes with a registry of their own. SpecError if
+    npm is neither configured nor installed."""
+    source = Source()
+    configured = [os.environ[name] for name in _VARIABLES if os.environ.get(name)][:1]
+    configured += _configured_in(Path.home() / ".npmrc")
+    for url in filter(is_web, configured):
+        plain = source.add(url)
+        source.env.setdefault("NPM_CONFIG_REGISTRY", plain)
+    if not source.targets:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SpecError("egress: @npm cannot be used: npm is neither installed nor configured.")
+        source.add(_ask(npm))
+    return source
+
+
+def _configured_in(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [
+        _REFERENCE.sub(lambda name: os.environ.get(name[1], ""), url) for url in _LINE.findall(text)
+    ]
+
+
+def _ask(npm: str) -> str:
+    try:
+        ran = subprocess.run(
+            [npm, "config", "get", "registry"],
+            cwd="/",  # a project's own configuration is not the owner's
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpecError(f"egress: @npm cannot be used: npm does not answer ({error}).") from None
+    url = ran.stdout.strip()
+    if not is_web(url):
+        raise SpecError("egress: @npm cannot be used: npm's registry is not reached over http.")
+    return url

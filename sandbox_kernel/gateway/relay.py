@@ -1,0 +1,78 @@
+"""Copies bytes both ways between two connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sandbox_kernel.gateway.byte_source import ByteSource
+from sandbox_kernel.gateway.watch import Watch
+
+HALF_CLOSED = 60.0
+"""Seconds for which a client may keep silent after its server has said its last."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One connection: what comes from it, and where to write to it."""
+
+    source: ByteSource
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    def of(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Wire:
+        return cls(ByteSource(reader), writer)
+
+
+@dataclass
+class Counts:
+    """Bytes that have passed, from the client and to it."""
+
+    sent: int = 0
+    received: int = 0
+
+
+async def relay(
+    client: Wire,
+    server: Wire,
+    counts: Counts,
+    watch: Watch,
+    *,
+    first: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Copy until both sides have ended, or one of them broke (OSError). The end of one direction is
+    passed on, and the other continues. ``first`` runs before the client's first byte is passed on,
+    while the server may already speak; what it raises ends both. The caller closes both."""
+
+    async def upwards() -> None:
+        if first is not None:
+            await first()
+        while data := await client.source.some():
+            server.writer.write(data)
+            counts.sent += len(data)
+            await server.writer.drain()
+            watch.moved()
+        _end(server.writer)
+
+    async def downwards() -> None:
+        while data := await server.source.some():
+            client.writer.write(data)
+            counts.received += len(data)
+            await client.writer.drain()
+            watch.moved()
+        _end(client.writer)
+        watch.hurry(HALF_CLOSED)
+
+    both = [asyncio.create_task(upwards()), asyncio.create_task(downwards())]
+    try:
+        await asyncio.gather(*both)
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+def _end(writer: asyncio.StreamWriter) -> None:
+    if not writer.is_closing() and writer.can_write_eof():
+        writer.write_eof()

@@ -1,0 +1,71 @@
+"""What the gateway changes in requests and responses that it reads: the seam between those that
+pass messages on (HTTP/1, HTTP/2) and secrets, which are put in on the way out and taken out of what
+comes back. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sandbox_kernel.gateway.http_head import Headers
+from sandbox_kernel.gateway.names import Target
+
+
+class Filter(Protocol):
+    """Changes a body that passes by in pieces of any size. Its length may change."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on by now. The rest is kept, within a bound."""
+
+    def end(self) -> bytes:
+        """The rest, after the last piece."""
+
+
+@dataclass(frozen=True)
+class RewrittenRequest:
+    """A request as it goes to the server. A body with a filter has no length that is known."""
+
+    path_and_query: str
+    headers: Headers
+    body: Filter | None = None
+    secrets: tuple[str, ...] = ()
+    """Names of the secrets that were put in, for the audit."""
+
+
+@dataclass(frozen=True)
+class RewrittenResponse:
+    """A response as it goes to the client."""
+
+    headers: Headers
+    body: Filter | None = None
+
+
+class Rewriting(Protocol):
+    """For one sandbox. Headers have names in lower case and no ``host``, framing or hop-by-hop
+    headers: those are for who passes the message on."""
+
+    def concerns(self, target: Target) -> bool:
+        """Whether messages for this target must be read, and TLS be ended for that."""
+
+    def request(
+        self, target: Target, method: str, path_and_query: str, headers: Headers
+    ) -> RewrittenRequest:
+        """A request that the policy has allowed. Refusal if it may not go out like this."""
+
+    def response(self, target: Target, headers: Headers) -> RewrittenResponse:
+        """The response to such a request."""
+
+
+class Unchanged:
+    """Rewriting for sandboxes without secrets."""
+
+    def concerns(self, target: Target) -> bool:
+        return False
+
+    def request(
+        self, target: Target, method: str, path_and_query: str, headers: Headers
+    ) -> RewrittenRequest:
+        return RewrittenRequest(path_and_query, headers)
+
+    def response(self, target: Target, headers: Headers) -> RewrittenResponse:
+        return RewrittenResponse(headers)

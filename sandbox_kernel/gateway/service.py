@@ -1,0 +1,130 @@
+"""What serving one connection needs, whatever it speaks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sandbox_kernel.egress import ALLOW, DENY
+from sandbox_kernel.gateway.addresses import Dialler
+from sandbox_kernel.gateway.audit import Sink, egress_event
+from sandbox_kernel.gateway.decisions import Decision
+from sandbox_kernel.gateway.gate import Gate
+from sandbox_kernel.gateway.names import Target
+from sandbox_kernel.gateway.refusals import Refusal
+from sandbox_kernel.gateway.relay import Counts, Wire
+from sandbox_kernel.gateway.rewriting import Rewriting, Unchanged
+from sandbox_kernel.gateway.watch import Watch
+
+log = logging.getLogger(__name__)
+
+ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds."""
+
+    head: float = 30.0
+    """For the head of a request, a SOCKS request, a ClientHello."""
+    idle: float = 600.0
+    """For a connection on which nothing moves."""
+
+
+@dataclass
+class Passage:
+    """One connection or request under way; becomes one event of the audit."""
+
+    target: Target | None = None
+    method: str | None = None
+    path: str | None = None
+    decision: Decision | None = None
+    counts: Counts = field(default_factory=Counts)
+    started: float = field(default_factory=time.monotonic)
+    established: bool = False
+    """The client was told that it is connected."""
+
+
+class Service:
+    """The live policy, the dialler and the audit of one gateway, and what is under way in it."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        dialler: Dialler,
+        audit: Sink,
+        limits: Limits,
+        sandbox: str | None,
+        rewriting: Rewriting | None = None,
+    ) -> None:
+        self.gate = gate
+        self.dialler = dialler
+        self.limits = limits
+        self.rewriting = rewriting or Unchanged()
+        self._audit = audit
+        self._sandbox = sandbox
+        self._under_way: dict[Watch, Passage] = {}
+        self._forget = gate.on_changed(self._look_again)
+
+    def close(self) -> None:
+        """End everything under way."""
+        self._forget()
+        for watch in list(self._under_way):
+            watch.end(Refusal(503, "the gateway is closed"))
+
+    async def dial(self, passage: Passage) -> Wire:
+        """A connection to the passage's target, which its decision has allowed. Refusal."""
+        assert passage.target is not None
+        rule = passage.decision.rule if passage.decision else None
+        return Wire.of(*await self.dialler.dial(passage.target, rule))
+
+    @contextlib.contextmanager
+    def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:
+        """While this lasts, a change of rules that forbids the passage ends it."""
+        self._under_way[watch] = passage
+        try:
+            yield
+        finally:
+            del self._under_way[watch]
+
+    def _look_again(self) -> None:
+        for watch, passage in list(self._under_way.items()):
+            if passage.target is None:
+                continue
+            read = None if passage.method is None else (passage.method, passage.path or "/")
+            if not self.gate.still_allows(passage.target, read):
+                text = f"egress denied: {passage.target} (the rules have changed)"
+                watch.end(Refusal(403, text))
+
+    def allowed(self, passage: Passage) -> None:
+        """Record that a passage ended as it should."""
+        reason = passage.decision.reason if passage.decision else ""
+        self._record(ALLOW, passage, reason)
+
+    def failed(self, passage: Passage, error: Exception) -> None:
+        """Record that a passage was refused or broke."""
+        denied = isinstance(error, Refusal) and error.is_denial
+        self._record(DENY if denied else ERROR, passage, str(error) or type(error).__name__)
+
+    def _record(self, action: str, passage: Passage, reason: str) -> None:
+        target = passage.target
+        event = egress_event(
+            action,
+            sandbox=self._sandbox,
+            host=target.host if target else None,
+            port=target.port if target else None,
+            method=passage.method,
+            path=passage.path,
+            rule=passage.decision.number if passage.decision else None,
+            reason=reason,
+            sent=passage.counts.sent,
+            received=passage.counts.received,
+            seconds=time.monotonic() - passage.started,
+        )
+        try:
+            self._audit(event)
+        except Exception:
+            log.exception("The audit failed.")

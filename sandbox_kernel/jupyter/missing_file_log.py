@@ -1,0 +1,45 @@
+"""Logs the hints of ``missing_file_hints`` for clients without our server extension.
+
+Nbclient and its like show only what the kernel itself has signed, so a line below the traceback is
+not ours to add; where no log is set up, a warning goes to stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox_kernel.jupyter.death_message import visible_log
+from sandbox_kernel.jupyter.envelopes import open_envelope
+from sandbox_kernel.jupyter.iopub_listener import PREFIX, listen
+from sandbox_kernel.jupyter.missing_file_hints import hint
+from sandbox_kernel.kernels import SandboxedKernel
+
+_MOST_HINTS = 20
+_STATUS, _ERROR = b"status", b"error"
+
+
+async def log_missing_files(
+    kernel: SandboxedKernel, connection: Mapping[str, Any], folder: str
+) -> None:
+    """For a kernel that sees nothing of ``folder``, in which it was started. Runs until it is
+    cancelled, or has said enough."""
+    told: set[str] = set()
+    socket, topic = listen(connection), PREFIX
+    try:
+        while len(told) < _MOST_HINTS:
+            envelope = open_envelope(await socket.recv_multipart())
+            if envelope is None:
+                continue
+            if topic == PREFIX and envelope.topic.endswith(_STATUS):
+                # From now on only errors need to travel.
+                topic = envelope.topic.removesuffix(_STATUS) + _ERROR
+                socket.subscribe(topic)
+                socket.unsubscribe(PREFIX)
+            if envelope.kind == "error":
+                text = hint(envelope.content(), folder, kernel.handle.workdir, "")
+                if text and text not in told:
+                    told.add(text)
+                    visible_log(kernel.log).warning("%s", text)
+    finally:
+        socket.close(linger=0)
