@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from sandbox_kernel.cli.commands import policy_learn
 from sandbox_kernel.cli.options import Commands, add_command, add_group
 from sandbox_kernel.untrusted_text import printable
 
@@ -14,6 +15,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", help="JSON, or one rule a line with # for comments")
     parser.add_argument("url", metavar="URL", help="a URL, or HOST:PORT")
     parser.add_argument("--method", default="GET", metavar="M", help="default: GET")
+    policy_learn.add(below)
 
 
 def about(arguments: argparse.Namespace) -> None:
@@ -21,6 +23,7 @@ def about(arguments: argparse.Namespace) -> None:
 
     examples:
       sandbox-kernel policy check rules.txt https://data.example/v1/table
+      sandbox-kernel policy learn analysis.ipynb > rules.txt
     """
 
 
