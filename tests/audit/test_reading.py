@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -41,6 +42,26 @@ def test_audits_are_merged_by_time(folder: Path) -> None:
     assert found == [0, 1, 2, 3, 4]
     assert [e["n"] for e in merged(audits(folder), since=START + timedelta(seconds=3))] == [3, 4]
     assert audits(folder / "none") == []
+
+
+def test_thousands_of_audits_need_few_open_files(folder: Path) -> None:
+    """Also large ones; and what is rotated while it is read is read to its end."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in range(300):
+        AuditLog(folder / f"local-{number}.jsonl")(event(number, n=number))
+    write = AuditLog(folder / "local-big.jsonl", max_bytes=60_000)
+    for number in range(400):
+        write(event(1000 + number, n=number, text="x" * 500))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[0]), before[1]))
+    try:
+        events = merged(audits(folder))
+        found = [next(events)["n"] for _ in range(310)]
+        for number in range(400, 450):
+            write(event(1000 + number, n=number, text="x" * 500))
+        found += [e["n"] for e in events]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found[:700] == [*range(300), *range(400)]
 
 
 def test_new_events_are_seen_across_rotations_and_in_new_files(folder: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.audit import Event
-from sandbox_kernel.audit.reading import SUFFIX, Follower, audits, is_denied, merged, read
+from sandbox_kernel.audit.event_log import SUFFIX
+from sandbox_kernel.audit.reading import Follower, audits, is_denied, merged, read
 from sandbox_kernel.audit.trail import FOLDER
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import note, shown_path

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox_kernel.audit.reading import SUFFIX, read
+from sandbox_kernel.audit.event_log import SUFFIX
+from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import FOLDER
 from sandbox_kernel.cli.formatting import note, print_json
 from sandbox_kernel.cli.options import Commands, add_command
