@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandbox_kernel.audit.event_log import AuditLog
 from sandbox_kernel.audit.reading import Follower, audits, merged
 from sandbox_kernel.cli import main
+from sandbox_kernel.cli.commands.audit import _line
 from sandbox_kernel.gateway.audit import egress_event
+from sandbox_kernel.untrusted_text import printable
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
 
@@ -128,6 +132,23 @@ def test_what_the_command_shows(folder: Path, capsys: pytest.CaptureFixture[str]
     assert main(["audit", "--since", "soon"]) == 2
     AuditLog(folder / "local-kernel-2.jsonl")(event(3))
     assert main(["audit", "kernel"]) == 2, "two begin so"
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+_KEYS = ("time", "kind", "sandbox", "action", "host", "port", "cell", "notebook", "by", "argv", "x")
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _JSON), st.sampled_from(["egress", "exec", None]))
+def test_any_event_is_one_safe_line(event: dict[str, Any], kind: str | None) -> None:
+    """Another program may have written to the file."""
+    line = _line({**event, "kind": kind} if kind else event, 12)
+    assert printable(line) == line
+    assert not {"\n", "\t"} & set(line)
+    assert len(line) < 4000
 
 
 def test_follow_prints_new_events_until_it_is_interrupted(folder: Path) -> None:

@@ -158,8 +158,8 @@ def _egress(event: Event) -> str:
 
 
 def _facts(event: Event) -> str:
-    shown = [f"{key}={_value(value)}" for key, value in event.items() if key not in _COMMON]
-    return " ".join(shown)[:_MOST_SHOWN]
+    shown = {key: value for key, value in event.items() if key not in _COMMON and value}
+    return " ".join(f"{key}={_value(value)}" for key, value in shown.items())[:_MOST_SHOWN]
 
 
 def _value(value: Any) -> str:
