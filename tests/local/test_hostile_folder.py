@@ -22,7 +22,7 @@ from sandbox_kernel.sandboxes.local import (
     jail_start,
     nested_mounts,
 )
-from sandbox_kernel.sandboxes.local.shared_folder import SharedFolder
+from sandbox_kernel.sandboxes.local.shared_folder import SharedFolder, share
 from sandbox_kernel.spec import SandboxSpec
 
 from .sandboxes import client_that_leaves_nothing, sandbox
@@ -198,7 +198,6 @@ async def test_files_that_move_while_a_jail_starts(
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / "key").write_text(SECRET)
-    share = jail_start.share
 
     def shared(*args: object, **options: object) -> SharedFolder:
         found = share(*args, **options)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from sandbox_kernel.sandboxes.local.placeholders import (
     remove_placeholders,
 )
 from sandbox_kernel.sandboxes.local.shared_folder import check_folder
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, in_thread
 from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.unsaved_files import unsaved_in
 from sandbox_kernel.spec import SandboxSpec
@@ -130,7 +130,9 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def remove(self, name: str) -> None:
         await super().remove(name)
         if name in self._made:  # somebody deleted its record
-            await asyncio.shield(self.discard(self._made[name]))
+            record = self._made[name]
+            await asyncio.shield(self.discard(record))
+            await in_thread(self.removed, record)
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)
@@ -196,7 +198,8 @@ class LocalClient(RecordingClient[LocalHandle]):
         found = [Diagnosis(True, f"bubblewrap {version} ({bwrap.source}: {bwrap.path})")]
         name = f"doctor-{secrets.token_hex(4)}"
         try:
-            handle = await self.create(SandboxSpec(name=name, start_timeout=30.0))
+            spec = SandboxSpec(name=name, start_timeout=30.0, audit="none")
+            handle = await self.create(spec)
             result = await handle.exec("/bin/sh", ["-c", "exit 0"], timeout=30.0)
             limits = (await handle.info()).limits
         except (OSError, SandboxError) as error:
