@@ -21,6 +21,7 @@ from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.egress_environment import (
     PROXY_PORT,
@@ -89,10 +90,7 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
-            if client.capabilities.gateway and client.capabilities.image:
-                found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
-                spec = replace(spec, env={**found, **spec.env})
-            handle = await client.create(spec)
+            handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
@@ -200,6 +198,7 @@ class SandboxedKernel(KernelProcess):
     ) -> SandboxedKernel:
         """A new sandbox whose kernel goes on where the snapshot was taken. A snapshot can be
         restored any number of times. For backends with the capability ``memory``."""
+        spec = await _with_egress_variables(client, spec)
         handle = await client.restore(snapshot, spec)
         audit.note(handle, "restored", snapshot=snapshot)
         return await cls._adopt(client, handle, log)
@@ -233,9 +232,6 @@ class SandboxedKernel(KernelProcess):
         await self._record.claim(token)
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
-        if self._has_gateway:
-            async with self._closed_on_failure():
-                await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
 
     @property
     def cells(self) -> Cells | None:
@@ -250,7 +246,18 @@ class SandboxedKernel(KernelProcess):
 
     @property
     def _has_gateway(self) -> bool:
-        return self.client.capabilities.gateway and bool(self.handle.spec.egress)
+        way = self.client.capabilities.egress_way(self.handle.spec.egress)
+        return way is EgressWay.GATEWAY
+
+    async def _open_ways_out(self) -> None:
+        """Nothing changes if they are open, as in a copy of a running sandbox."""
+        opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+        if not opened.get("names") and self.handle.python:
+            self.log.warning(
+                "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
+                "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
+                self.handle.name,
+            )
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -301,6 +308,8 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
+            if self._has_gateway:
+                await self._open_ways_out()
         self._before = await self.handle.info()
 
     @contextlib.asynccontextmanager
@@ -486,3 +495,12 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:
+    """The spec of a sandbox with files of its own, whose programs must be shown the gateway."""
+    way = client.capabilities.egress_way(spec.egress)
+    if way is not EgressWay.GATEWAY or not client.capabilities.image:
+        return spec
+    found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
+    return replace(spec, env={**found, **spec.env})

@@ -208,6 +208,14 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
     def records(self) -> Records:
         return self._records
 
+    async def make(
+        self, record: Record, work: Callable[[], Awaitable[None]], timeout: float | None
+    ) -> None:
+        """Note in the record, too, which way what leaves the sandbox takes."""
+        way = self.capabilities.egress_way(record.sandbox_spec().egress)
+        record.data["egress"] = way.value
+        await super().make(record, work, timeout)
+
     def made(self, record: Record) -> None:
         trail_of(record).note("created", id=record.id, spec=without_values(record.spec))
 
@@ -344,5 +352,6 @@ class RecordedHandle(SandboxHandle):
             backend=self.backend,
             status=status,
             created=self._record.created,
+            egress=str(self._record.data.get("egress") or ""),
             **{"limits": limits, **more},
         )

@@ -14,7 +14,7 @@ from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.learning import KnownPreset, learn, policy_to_learn_under
 from sandbox_kernel.gateway.policy_file import read_policy_file
-from tests.helpers.named_hosts import stand_for, web_server
+from tests.helpers.names_here import stand_for, web_server
 
 PIP = KnownPreset(
     "@pip",
