@@ -14,8 +14,9 @@ from sandbox_kernel.gateway.presets import expand
 
 DATABASE_PORTS = (22, 1433, 1521, 3306, 5432, 5672, 6379, 8080, 8443, 9000, 9092, 9200, 27017)
 """Under a default of allow, a program that dials a name by itself finds these ports, too."""
-NOTHING = "nothing.invalid"
-"""A host that does not exist: with a rule for it alone there is a gateway, and nothing passes."""
+NOTHING = "nothing.invalid:1"
+"""A host that does not exist: with a rule for it alone, which only the gateway can hold, nothing
+passes, and the gateway sees what is tried."""
 _WEB_PORTS = frozenset((80, 443))
 _MOST_PATHS = 16
 _MOST_HOSTS = 1000

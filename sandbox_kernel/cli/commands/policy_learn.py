@@ -15,7 +15,7 @@ from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import FOLDER
 from sandbox_kernel.cli.formatting import note, print_json
 from sandbox_kernel.cli.options import Commands, add_command
-from sandbox_kernel.egress import ALLOW, DENY, EgressRule
+from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.untrusted_text import printable
@@ -63,18 +63,17 @@ def learn(arguments: argparse.Namespace) -> int:
     from sandbox_kernel.jupyter.notebook_run import run_notebook
 
     presets = known_presets()
+    under = policy_to_learn_under(arguments.default, presets)
     name = f"learn-{secrets.token_hex(4)}"
     environ = {
         "SANDBOX_KERNEL_NAME": name,
         "SANDBOX_KERNEL_AUDIT": "all",
-        "SANDBOX_KERNEL_EGRESS": json.dumps(
-            policy_to_learn_under(arguments.default, presets).to_json()
-        ),
+        "SANDBOX_KERNEL_EGRESS": json.dumps(under.to_json()),
         "SANDBOX_KERNEL_KEEP_ON_EXIT": "false",
         "SANDBOX_KERNEL_PAUSE_ON_EXIT": "false",
     }
     failed = run_notebook(arguments.notebook, arguments.kernel, environ, timeout=arguments.timeout)
-    audit = _audit_of(name)
+    audit = _audit_of(name, under)
     learned = learn_from(read(_complete(audit)), presets, paths=arguments.paths)
     if arguments.json:
         print_json(
@@ -94,8 +93,9 @@ def learn(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _audit_of(name: str) -> Path:
+def _audit_of(name: str, under: EgressPolicy) -> Path:
     from sandbox_kernel.sandboxes.backends import load_backend  # lazy: start-up time
+    from sandbox_kernel.sandboxes.capabilities import EgressWay
 
     found = list((data_dir() / FOLDER).glob(f"*-{name}{SUFFIX}"))
     if len(found) != 1:
@@ -104,7 +104,7 @@ def _audit_of(name: str) -> Path:
             f"why its kernel did not start, or that the audit cannot be written."
         )
     backend = found[0].name.removesuffix(f"-{name}{SUFFIX}")
-    if not load_backend(backend).capabilities.gateway:
+    if load_backend(backend).capabilities.egress_way(under) is not EgressWay.GATEWAY:
         raise SandboxError(
             f"Nothing was learned: the backend {backend!r} enforces egress rules itself, and tells "
             f"nobody what passes. Learn with a kernel of the backend local; the policy fits both."
