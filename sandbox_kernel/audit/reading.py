@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import takewhile
 from pathlib import Path
 
 from sandbox_kernel.audit.event_log import SUFFIX, Event, numbered
@@ -43,10 +42,22 @@ class _Place:
     offset: int = 0
 
 
+def _present(path: Path) -> Iterator[tuple[Path, int]]:
+    """The files of an audit and their inodes, newest first. While it is rotated, one is missing."""
+    missing = 0
+    for number in range(_MOST_ROTATED):
+        found = _stat(numbered(path, number))
+        if found is not None:
+            yield numbered(path, number), found.st_ino
+        else:
+            missing += 1
+            if missing > 1:
+                return
+
+
 def _files(path: Path) -> list[_Place]:
     """The files of an audit, oldest first."""
-    found = (_stat(numbered(path, number)) for number in range(_MOST_ROTATED))
-    return [_Place(one.st_ino) for one in takewhile(bool, found) if one is not None][::-1]
+    return [_Place(inode) for _, inode in _present(path)][::-1]
 
 
 def _lines(path: Path, place: _Place) -> Iterator[bytes]:
@@ -70,12 +81,9 @@ def _lines(path: Path, place: _Place) -> Iterator[bytes]:
 
 def _now_at(path: Path, inode: int) -> Path:
     """Where a file of an audit is now. FileNotFoundError if it is gone."""
-    for number in range(_MOST_ROTATED):
-        found = _stat(numbered(path, number))
-        if found is not None and found.st_ino == inode:
-            return numbered(path, number)
-        if found is None and number > 0:
-            break
+    for place, found in _present(path):
+        if found == inode:
+            return place
     raise FileNotFoundError(path)
 
 
@@ -119,6 +127,9 @@ class Follower:
     @staticmethod
     def _new_in(path: Path, last: _Place) -> Iterator[Event]:
         """From the place of the last look on, in that file and those that came after it."""
+        found = _stat(path)
+        if found is not None and (found.st_ino, found.st_size) == (last.inode, last.offset):
+            return
         files = _files(path)
         known = next((n for n, one in enumerate(files) if one.inode == last.inode), None)
         if known is not None:
@@ -141,7 +152,7 @@ def _stat(path: Path) -> os.stat_result | None:
 def _event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 
