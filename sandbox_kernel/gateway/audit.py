@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,10 @@ def egress_event(
     sent: int = 0,
     received: int = 0,
     seconds: float = 0.0,
+    secrets: Sequence[str] = (),
 ) -> Event:
-    """The event of one connection or request. ``path`` loses its query, which may hold secrets."""
+    """The event of one connection or request. ``path`` loses its query, which may hold secrets;
+    ``secrets`` are the names of those that were put in."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "kind": "egress",
@@ -57,6 +59,20 @@ def egress_event(
         "sent": sent,
         "received": received,
         "seconds": round(seconds, 3),
+        **({"secrets": list(secrets)} if secrets else {}),
+    }
+
+
+def secret_event(action: str, name: str, *, sandbox: str | None = None, **facts: Any) -> Event:
+    """What happened to a secret, by its name: ``exposed`` to the sandbox, or ``kept`` from a
+    request that had its placeholder."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "kind": "secret",
+        "sandbox": sandbox,
+        "action": action,
+        "secret": name,
+        **facts,
     }
 
 

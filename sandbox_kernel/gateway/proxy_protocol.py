@@ -35,6 +35,7 @@ class Request:
     head: RequestHead
     target: Target
     path_and_query: str
+    scheme: str = "http"
 
     @property
     def path(self) -> str:

@@ -90,7 +90,7 @@ class KernelProcess:
         status = await self.tunnel.control.call(
             "launch",
             argv=list(self.handle.kernel_argv(argv)),
-            env=dict(env),
+            env={**env, **self.exposed_variables()},
             cwd=cwd,
             connection=dict(connection),
             transport=transport,
@@ -100,6 +100,11 @@ class KernelProcess:
         )
         self.steps[LAUNCHED] = time.perf_counter()
         await self._started(status)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        """Secrets that the sandbox may know: in no record, and recorded as exposed by their names
+        whenever they are given to a process."""
+        return {}
 
     async def _note_earlier_kills(self) -> None:
         """Processes that the sandbox killed earlier do not explain the next kernel's death. Hosted

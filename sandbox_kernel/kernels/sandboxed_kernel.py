@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import guest_program
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
@@ -31,6 +31,9 @@ from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -57,6 +60,7 @@ class SandboxedKernel(KernelProcess):
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
+        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -88,8 +92,15 @@ class SandboxedKernel(KernelProcess):
             if client.capabilities.gateway and client.capabilities.image:
                 found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
                 spec = replace(spec, env={**found, **spec.env})
+            in_use = None
+            if client.capabilities.gateway and spec.secrets:
+                from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
+
+                client.check(spec)  # before commands are run for values
+                spec, in_use = await prepared(spec)
             handle = await client.create(spec)
             kernel = cls(client, handle, log)
+            kernel._secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -269,10 +280,11 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
+        await self._find_secrets()
         if self._has_gateway:
             from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
 
-            self.tunnel.outlet.gateway = await gateway_for(self.handle)
+            self.tunnel.outlet.gateway = await gateway_for(self.handle, self._secrets)
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -284,6 +296,24 @@ class SandboxedKernel(KernelProcess):
                     f"{await self._log_tail()}"
                 ) from None
         self._before = await self.handle.info()
+
+    async def _find_secrets(self) -> None:
+        """Those of a sandbox that another process made."""
+        spec = self.handle.spec
+        if self._secrets is not None or not (self.client.capabilities.gateway and spec.secrets):
+            return
+        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
+
+        self._secrets = await found_again(spec)
+        for problem in self._secrets.problems:
+            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        if self._secrets is None or not self._secrets.exposes:
+            return {}
+        from sandbox_kernel.kernels.way_out import audit_of
+
+        return self._secrets.expose(audit_of(self.handle), self.handle.name)
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ from sandbox_kernel.gateway.audit import AuditLog, egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.presets import expand
+from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
@@ -19,13 +20,20 @@ def audit_path(backend: str, name: str) -> Path:
     return private_dir(data_dir() / "audit") / f"{backend}-{name}.jsonl"
 
 
-async def gateway_for(handle: SandboxHandle) -> WayOut:
+def audit_of(handle: SandboxHandle) -> AuditLog:
+    return AuditLog(audit_path(handle.backend, handle.name))
+
+
+async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None) -> WayOut:
     """For a sandbox with rules for egress. SpecError if a preset in them cannot be resolved."""
     found = await asyncio.to_thread(expand, handle.spec.egress)
     gate = Gate(found.policy)
-    audit = AuditLog(audit_path(handle.backend, handle.name))
+    audit = audit_of(handle)
     names = found.private_names
-    gateway = Gateway(gate, audit=audit, private_names=names, sandbox=handle.name)
+    rewriting = secrets.rewriting(audit, handle.name) if secrets is not None else None
+    gateway = Gateway(
+        gate, audit=audit, private_names=names, sandbox=handle.name, rewriting=rewriting
+    )
     return WayOut(gate, gateway, audit, handle.name)
 
 

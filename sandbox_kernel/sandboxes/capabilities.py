@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_kernel.egress import PARTS
 from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.secret_declarations import unreachable
 from sandbox_kernel.settings import settings_of
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 from sandbox_kernel.suggestions import check_keys
@@ -70,11 +72,28 @@ class Capabilities:
         for name in ENFORCED:
             value = getattr(spec, name)
             if value and name not in self.enforced:
-                shown = value.to_json() if hasattr(value, "to_json") else value
-                raise self._refused(spec, backend, f"{name}={shown!r}", name)
+                raise self._refused(spec, backend, f"{name}={_shown(name, value)!r}", name)
+        if spec.secrets and self.gateway:
+            self._check_secrets(spec, backend)
         if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
             field_name = beyond.partition("=")[0].partition(".")[2]
             raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+
+    @staticmethod
+    def _check_secrets(spec: SandboxSpec, backend: str) -> None:
+        for secret in spec.secrets:
+            if secret.is_native:
+                why = (
+                    f"It keeps no secrets itself. Bind the secret to a host: {secret.name}@HOST; "
+                    f"the value comes from this machine."
+                )
+                raise refusal(spec.name, backend, f"secrets={secret.name!r}", why)
+        what = f"secrets={_shown('secrets', spec.secrets)!r}"
+        if not all(importlib.util.find_spec(name) for name in ("cryptography", "h2")):
+            why = "They need the extra 'gateway': pip install 'sandbox-kernel[gateway]'."
+            raise refusal(spec.name, backend, what, why)
+        if problem := unreachable(spec.secrets, spec.egress):
+            raise refusal(spec.name, backend, what, problem)
 
     def check_kernel(self, configuration: KernelConfiguration, backend: str) -> None:
         """The same for the settings of a kernel, such as those that pause its sandbox."""
@@ -89,6 +108,13 @@ class Capabilities:
     def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
         why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
         return refusal(spec.name, backend, what, why)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A setting in an error. Of secrets only names: somebody may have given a value."""
+    if name == "secrets":
+        return [secret.name for secret in value]
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def whole(spec: SandboxSpec, backend: str, field: str, unit: int, what: str) -> int | None:

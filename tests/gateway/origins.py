@@ -127,11 +127,12 @@ async def running(
     names: Mapping[str, Sequence[str]] | None = None,
     default: str = "deny",
     transparent: tuple[str, int] | None = None,
+    events: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway with these rules. Names resolve to the loopback, where ``trusted`` (``name:port``)
     may be dialled, or to what ``names`` has for them."""
-    events: list[dict[str, Any]] = []
+    events = [] if events is None else events
     resolved: list[str] = []
 
     async def resolve(name: str, port: int) -> Sequence[Address]:

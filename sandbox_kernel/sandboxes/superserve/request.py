@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +24,6 @@ SLACK = 5.0
 RESOLVERS = ("1.1.1.1", "8.8.8.8")
 _BLOCKED = ("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
 _SNAPSHOT = "snapshot:"
-_SECRET = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*)=)?([A-Za-z0-9._-]{1,128})")
 _OWN_MACHINE = "The sandbox is root of its own machine, so this could not be held."
 _HOSTS_ONLY = "Superserve's rules know hosts and networks only."
 _BY_TEMPLATE = "A sandbox has the size of its template; choose one by image."
@@ -76,18 +74,15 @@ def lease_seconds(spec: SandboxSpec, active: float = 0.0) -> int:
 
 def _secrets(spec: SandboxSpec) -> dict[str, str]:
     """Variable -> name of a secret of the team; ``NAME`` is short for ``NAME=NAME``."""
-    found = {}
-    for item in spec.secrets:
-        match = _SECRET.fullmatch(item)
-        if match is None or not (variable := match[1] or match[2]).isidentifier():
+    for secret in spec.secrets:
+        if not secret.is_native:
             raise _refused(
                 spec,
-                f"secrets={item!r}",
-                "Give the name of a secret of the team that is a variable's name, too, or "
-                "VARIABLE=secret-name.",
+                f"secrets={secret.name!r}",
+                "Superserve keeps secrets itself, and binds them to hosts. Give the name of a "
+                "secret of the team that is a variable's name, too, or VARIABLE=secret-name.",
             )
-        found[variable] = match[2]
-    return found
+    return {secret.name: secret.native_name for secret in spec.secrets}
 
 
 def network(spec: SandboxSpec) -> NetworkConfig | None:
