@@ -19,6 +19,7 @@ from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 
@@ -90,7 +91,8 @@ async def _sandbox(
 ) -> AsyncIterator[tuple[SandboxHandle, Mapping[str, str]]]:
     """A sandbox for one command, and variables for that; with an agent if that must carry the
     command's connections."""
-    if (spec.egress or spec.secrets) and client.capabilities.gateway:
+    way = client.capabilities.egress_way(spec.egress)
+    if way is EgressWay.GATEWAY or client.capabilities.puts_in_secrets(spec):
         from sandbox_kernel.kernels import SandboxedKernel  # lazy: start-up time
 
         kernel = await SandboxedKernel.create(client, spec, _log)
