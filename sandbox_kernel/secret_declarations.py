@@ -226,7 +226,7 @@ def _permits_some(policy: EgressPolicy, host: str, port: int) -> bool:
         return policy.default == ALLOW
     for rule in policy.rules:
         wide = rule.host == "*" or rule.concerns(host.replace("*", "x", 1), port)
-        if rule.action == ALLOW and (wide or ("." + rule.host).endswith(host[1:])):
+        if rule.action == ALLOW and (wide or rule.host.endswith(host[1:])):
             return True
         if wide and not rule.is_partial:
             return False

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import secrets as random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,10 +19,15 @@ import pytest
 
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import audit_path
-from sandbox_kernel.kernels import way_out
+from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.gateway.gateway import Gateway
+from sandbox_kernel.kernels import SandboxedKernel, way_out
 from sandbox_kernel.paths import data_dir, runtime_dir
+from sandbox_kernel.sandboxes.local.client import LocalClient
+from sandbox_kernel.spec import SandboxSpec
 from tests.conformance.kernels import execute, kernel, sandboxed
 from tests.helpers.coroutines import finish
+from tests.kernels.live import provisioner_of
 
 pytestmark = pytest.mark.slow
 LOG = logging.getLogger(__name__)
@@ -53,10 +61,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
 
     port = found.server_port
     names = [f"api.example:{port}", f"other.example:{port}"]
-    real = way_out.Gateway
 
     def gateway(*arguments: Any, private_names: object, **rest: Any) -> Any:
-        return real(*arguments, private_names=names, resolve=resolve, **rest)
+        return Gateway(*arguments, private_names=names, resolve=resolve, **rest)
 
     monkeypatch.setattr(way_out, "Gateway", gateway)
     yield found
@@ -173,7 +180,7 @@ def test_a_value_is_used_and_nowhere_to_be_found(
         assert any(name.startswith("core-") for name in names)
         assert holds(value, data_dir(), runtime_dir()) == []
         assert [pid for pid, text in processes() if value.encode() in text] == []
-        info = finish(manager.provisioner.get_provisioner_info())
+        info = finish(provisioner_of(manager).get_provisioner_info())
         for shown in (info, handle, handle.spec, vars(sandboxed(manager)), manager.kernel_spec):
             assert value not in repr(shown)
             assert value not in json.dumps(shown, default=repr)
@@ -186,3 +193,98 @@ def test_a_value_is_used_and_nowhere_to_be_found(
     assert used == [["API_KEY"], ["API_KEY"], None, ["API_KEY"]]
     [kept] = [event for event in events if event["kind"] == "secret"]
     assert (kept["action"], kept["secret"], kept["host"]) == ("kept", "API_KEY", "other.example")
+
+
+def test_another_process_takes_the_sandbox_over(
+    server: ThreadingHTTPServer, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The placeholder stays, and is replaced by the value of now, of whatever length; if there is
+    none, requests that need it are refused, and the log says why."""
+    port = server.server_port
+    seen = server.RequestHandlerClass.seen  # type: ignore[attr-defined]
+    secret_file = tmp_path / "the-secret"
+    spec = SandboxSpec.from_mapping(
+        {"egress": f"api.example:{port}", "secrets": declared(tmp_path, port)}
+    )
+    script = (
+        "import os, urllib.request as u\n"
+        f"q = u.Request('http://api.example:{port}/', headers=dict(Key=os.environ['API_KEY']))\n"
+        "try: u.urlopen(q)\n"
+        "except u.HTTPError as error: print(error.reason)\n"
+        "print(os.environ['API_KEY'])\n"
+    )
+
+    async def main() -> list[str]:
+        client, said = LocalClient(), []
+        kernel = await SandboxedKernel.create(client, spec, LOG)
+        for found in (None, "sk-a-much-longer-value-of-another-length" * 3, ""):
+            if found is not None:
+                secret_file.write_text(found)
+                await kernel.detach()
+                kernel = await SandboxedKernel.attach(client, kernel.handle.name, LOG)
+            said.append((await kernel.handle.exec("python3", ["-c", script], timeout=60)).output)
+        await kernel.remove()
+        return said
+
+    first, second, third = finish(main())
+    assert first == second
+    assert f"Key: {value}" in seen[0]
+    assert "Key: sk-a-much-longer" in seen[1]
+    assert len(seen) == 2
+    why = "The secret 'API_KEY' has no value on this host: what was found is empty."
+    assert third == f"egress failed: {why}\n{first}"
+    assert why in caplog.text
+    assert value not in caplog.text
+
+
+def test_an_exposed_value(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has it in its environment, also after a restart; nothing writes it down."""
+    secret = {"name": "API_KEY", "from": f"file:{tmp_path}/the-secret", "expose": True}
+    monkeypatch.setenv("SANDBOX_KERNEL_SECRETS", json.dumps(secret))
+    with kernel() as (manager, client):
+        for _ in range(2):
+            _, printed = execute(client, "import os; print(os.environ['API_KEY'][::-1])")
+            assert printed.strip()[::-1] == value
+            manager.restart_kernel()
+            client.wait_for_ready(timeout=60)
+        handle = sandboxed(manager).handle
+        assert holds(value, data_dir() / "records", data_dir() / "audit") == []
+        events = list(read(audit_path("local", handle.name)))
+    exposed = [event["secret"] for event in events if event["kind"] == "secret"]
+    assert exposed == ["API_KEY"] * 3
+
+
+def test_commands_of_their_own(
+    server: ThreadingHTTPServer, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sandbox-kernel run` takes secrets as options. A command's output is a source, too."""
+    cat = {"name": "MINE", "from": f"command:cat {tmp_path}/the-secret", "expose": True}
+    arguments = ["run", "--secrets", json.dumps(cat), "--", "sh", "-c", "echo $MINE | rev"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "sandbox_kernel", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert ran.stdout.strip()[::-1] == value
+
+
+@pytest.mark.parametrize(
+    ("secret", "why"),
+    [
+        ("API_KEY@elsewhere.example", "'API_KEY' is bound to elsewhere.example, which no egress"),
+        ("API_KEY", "keeps no secrets itself. Bind the secret to a host: API_KEY@HOST"),
+    ],
+)
+def test_what_is_refused(secret: str, why: str) -> None:
+    """Before anything is made: a secret opens no way out, and is bound to hosts."""
+    with pytest.raises(SpecRefused, match=why):
+        LocalClient().check(SandboxSpec.from_mapping({"egress": "a.example", "secrets": secret}))
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    spec = SandboxSpec.from_mapping({"egress": "a.example", "secrets": "API_KEY@a.example"})
+    with pytest.raises(SpecRefused, match=r"pip install 'sandbox-kernel\[gateway\]'"):
+        LocalClient().check(spec)
