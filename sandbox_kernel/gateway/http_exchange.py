@@ -90,8 +90,9 @@ class Exchange:
         if self._wants_websocket:
             framing += _WEBSOCKET
         headers = head.end_to_end(leave_out=("host",)) + framing
-        host = request.target.host_header()
-        await self._to_server(write_request(head.method, request.path_and_query, host, headers))
+        await self._to_server(
+            write_request(head.method, request.path_and_query, request.host, headers)
+        )
 
     @property
     def _wants_websocket(self) -> bool:
