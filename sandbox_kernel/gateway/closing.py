@@ -7,13 +7,13 @@ import contextlib
 import socket
 import struct
 
-from sandbox_kernel.gateway.relay import Wire
+from sandbox_kernel.gateway.relay import Wire, Writer
 
 _LINGER = 2.0
 _MOST_DISCARDED = 1 << 20
 
 
-async def close(writer: asyncio.StreamWriter, seconds: float = 5.0) -> None:
+async def close(writer: Writer, seconds: float = 5.0) -> None:
     """Send what is still to be sent, and close; give up after a while. Never raises."""
     try:
         async with asyncio.timeout(seconds):
@@ -37,7 +37,7 @@ async def close_after_answer(wire: Wire) -> None:
     await close(wire.writer)
 
 
-def reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: Writer) -> None:
     """End a connection at once: a client sees a reset, not an orderly end."""
     found = writer.get_extra_info("socket")
     if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):

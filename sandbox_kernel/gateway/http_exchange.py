@@ -111,7 +111,7 @@ class Exchange:
             framing = (("content-length", str(self._body.length)),)
         if self._wants_websocket:
             framing += _WEBSOCKET
-        host = self._request.target.host_header()
+        host = self._request.host
         written = write_request(head.method, rewritten.path_and_query, host, headers + framing)
         await self._to_server(written)
 

@@ -1,7 +1,8 @@
-"""Forwards plain HTTP: each request of a connection is decided on its own."""
+"""Forwards HTTP/1: each request of a connection is decided on its own."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sandbox_kernel.gateway.answers import error_answer
@@ -35,7 +36,8 @@ class HttpForwarder:
     """Serves the requests of one client's connection, one after the other.
 
     With a ``target``, the connection is for that one alone, and requests name only a path; without,
-    they are those of a proxy's client, with whole URLs.
+    they are those of a proxy's client, with whole URLs. ``scheme`` is https where TLS was ended;
+    ``dial`` connects to the server of a request.
     """
 
     def __init__(
@@ -43,10 +45,15 @@ class HttpForwarder:
         service: Service,
         client: Wire,
         target: Target | None = None,
+        *,
+        scheme: str = "http",
+        dial: Callable[[Passage], Awaitable[Wire]] | None = None,
     ) -> None:
         self._service = service
         self._client = client
         self._target = target
+        self._scheme = scheme
+        self._dial = dial or service.dial
         self._server: _Server | None = None
 
     async def serve(self, first: RequestHead | None = None) -> None:
@@ -105,7 +112,7 @@ class HttpForwarder:
 
     def _read(self, head: RequestHead) -> Request:
         if self._target is not None:
-            return direct_request(head, self._target)
+            return direct_request(head, self._target, self._scheme)
         if head.method == "CONNECT":
             raise BadHead("CONNECT after another request")
         return proxied_request(head)
@@ -151,7 +158,7 @@ class HttpForwarder:
         if server is not None and server.target == request.target and body.is_empty:
             return True
         await self._drop_server()
-        self._server = _Server(request.target, await self._service.dial(passage))
+        self._server = _Server(request.target, await self._dial(passage))
         return False
 
     def _exchange(

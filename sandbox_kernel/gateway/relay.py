@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sandbox_kernel.gateway.byte_source import ByteSource
 from sandbox_kernel.gateway.rewriting import Filter
@@ -14,12 +15,34 @@ HALF_CLOSED = 60.0
 """Seconds for which a client may keep silent after its server has said its last."""
 
 
+class Transport(Protocol):
+    """What is used of asyncio's transports."""
+
+    def abort(self) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+
+
+class Writer(Protocol):
+    """What is used of asyncio.StreamWriter."""
+
+    @property
+    def transport(self) -> Transport: ...
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def can_write_eof(self) -> bool: ...
+    def write_eof(self) -> None: ...
+    def is_closing(self) -> bool: ...
+    def close(self) -> None: ...
+    async def wait_closed(self) -> None: ...
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Wire:
     """One connection: what comes from it, and where to write to it."""
 
     source: ByteSource
-    writer: asyncio.StreamWriter
+    writer: Writer
 
     @classmethod
     def of(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Wire:
@@ -80,6 +103,6 @@ async def relay(
         await asyncio.gather(*both, return_exceptions=True)
 
 
-def _end(writer: asyncio.StreamWriter) -> None:
+def _end(writer: Writer) -> None:
     if not writer.is_closing() and writer.can_write_eof():
         writer.write_eof()

@@ -14,6 +14,7 @@ from sandbox_kernel.gateway.addresses import Dialler
 from sandbox_kernel.gateway.audit import Sink, egress_event
 from sandbox_kernel.gateway.decisions import Decision
 from sandbox_kernel.gateway.gate import Gate
+from sandbox_kernel.gateway.http2.budget import Budget
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.refusals import Refusal
 from sandbox_kernel.gateway.relay import Counts, Wire
@@ -70,6 +71,7 @@ class Service:
         self.rewriting = rewriting or Unchanged()
         self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
         """For requests whose body is in memory before they are sent."""
+        self.budget = Budget()
         self._audit = audit
         self._sandbox = sandbox
         self._under_way: dict[Watch, Passage] = {}

@@ -32,7 +32,7 @@ class Watch:
         """Raise this in the block, as soon as it waits."""
         if self._timer is not None and self._error is None:
             self._error = error
-            self._timeout.reschedule(self._loop.time())
+            self._expire()
 
     async def __aenter__(self) -> Watch:
         await self._timeout.__aenter__()
@@ -63,6 +63,10 @@ class Watch:
 
     def _look(self) -> None:
         if self._loop.time() >= self._last + self.idle:
-            self._timeout.reschedule(self._loop.time())
+            self._expire()
         else:
             self._arm()
+
+    def _expire(self) -> None:
+        if not self._timeout.expired():  # nor about to
+            self._timeout.reschedule(self._loop.time())
