@@ -13,7 +13,7 @@ from sandbox_kernel.gateway.http_head import BadHead
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.refusals import Refusal
 from sandbox_kernel.gateway.relay import Counts
-from sandbox_kernel.gateway.rewriting import Filter, Rewriting, RewrittenRequest
+from sandbox_kernel.gateway.rewriting import MOST_SIGNED, Filter, Rewriting, RewrittenRequest
 from sandbox_kernel.gateway.watch import Watch
 
 _MOST_INTERIM = 16
@@ -45,17 +45,19 @@ class Exchange:
     ) -> None:
         """Refusal or OSError if it cannot be completed; the client's stream then says whether it
         was answered."""
-        request = self._request
-        block = request.raw(
-            self._target,
-            rewritten.path_and_query,
-            rewritten.headers,
-            same=rewritten.body is None,
+        headers, whole = rewritten.headers, None
+        if rewritten.sign is not None:
+            whole = b"" if self._is_whole else await self._read_whole()
+            headers = rewritten.sign(whole)
+        block = self._request.raw(
+            *(self._target, rewritten.path_and_query, headers), same=rewritten.body is None
         )
         server = await (await connect()).open(block, end=self._is_whole)
         upload: asyncio.Task[None] | None = None
         try:
-            if not self._is_whole:
+            if whole is not None and not self._is_whole:
+                upload = asyncio.create_task(self._send_whole(server, whole))
+            elif not self._is_whole:
                 upload = asyncio.create_task(self._upload(server, rewritten.body))
             await self._respond(server)
         finally:
@@ -69,6 +71,29 @@ class Exchange:
             await self._copy(self._client, server, body, 400, self._sent)
         except StreamBroken:
             pass  # the client's end is the watch's concern; the server may have answered before
+        except (Refusal, OSError) as error:
+            self._watch.end(error)
+
+    async def _read_whole(self) -> bytes:
+        """The request's body, which its head depends on. Refusal."""
+        found = bytearray()
+        while (item := await self._client.next()) is not None:
+            self._watch.moved()
+            if isinstance(item, Block):
+                raise Refusal(501, "a request that is to be signed again has trailers")
+            found += item.content
+            if len(found) > MOST_SIGNED:
+                most = MOST_SIGNED // (1024 * 1024)
+                raise Refusal(413, f"the body is to be signed again, and longer than {most} MiB")
+            self._client.took(item)
+        return bytes(found)
+
+    async def _send_whole(self, server: Stream, whole: bytes) -> None:
+        try:
+            await server.send(whole, end=True)
+            self._sent(len(whole))
+        except StreamBroken:
+            pass  # the server may have answered before
         except (Refusal, OSError) as error:
             self._watch.end(error)
 
@@ -92,7 +117,8 @@ class Exchange:
             response = heads.read_response(item.headers)
             if response.status >= 200:
                 return item
-            await self._client.send_block(response.raw(response.headers))
+            seen = self._rewriting.response(self._target, response.headers)
+            await self._client.send_block(response.raw(seen.headers))
         raise BadHead("too many interim responses", 502)
 
     async def _copy(
@@ -109,9 +135,11 @@ class Exchange:
                 if not item.is_trailers or not item.ended:
                     raise BadHead("headers within a body", status)
                 trailers = heads.read_trailers(item.headers, status)
+                if status == 502:  # of a response
+                    trailers = self._rewriting.response(self._target, trailers).headers
                 if body is not None and (rest := body.end()):
                     await sink.send(rest)
-                return await sink.send_block(trailers, end=True)
+                return await sink.send_block(heads.trailers_block(trailers), end=True)
             content = item.content if body is None else body.feed(item.content)
             if item.ended and body is not None:
                 content += body.end()

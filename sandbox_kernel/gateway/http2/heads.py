@@ -119,13 +119,17 @@ def read_response(block: Raw) -> Response:
         raise BadHead(f"{_why(error)}, in the server's answer", 502) from None
 
 
-def read_trailers(block: Raw, status: int) -> Raw:
+def read_trailers(block: Raw, status: int) -> Headers:
     """Trailers to pass on. BadHead with this status."""
     try:
         _, headers = _read(block, set())
     except BadHead as error:
         raise BadHead(f"{_why(error)}, in trailers", status) from None
-    return _encoded(_end_to_end(headers))
+    return _end_to_end(headers)
+
+
+def trailers_block(headers: Headers) -> Raw:
+    return _encoded(headers)
 
 
 def refusal_block(refusal: Refusal, length: int) -> Raw:
