@@ -199,7 +199,7 @@ class Gateway:
             passage.decision = self._service.gate.connection(target)
             if not passage.decision.allowed:
                 raise passage.decision.refusal(target)
-            async with Watch(self._service.limits.idle) as watch:
+            async with Watch(self._service.limits.opaque) as watch:
                 with self._service.under_way(passage, watch):
                     server = await self._service.dial(passage)
                     passage.established = True

@@ -92,13 +92,17 @@ class Outlet:
             ours, theirs = socket.socketpair()
         except OSError as error:  # no descriptor is left
             return stream.reset(str(error))
-        self._pumps.add(HalfClosePump(self._loop, self._peer, stream, ours, self._pumps.discard))
-        self._tasks.start(self._serve(theirs, serve))
+        pump = _Pump(self._loop, self._peer, stream, ours, self._pumps.discard)
+        self._pumps.add(pump)
+        self._tasks.start(self._serve(pump, theirs, serve))
 
-    async def _serve(self, connection: socket.socket, serve: Serve) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
+    async def _serve(self, pump: _Pump, connection: socket.socket, serve: Serve) -> None:
+        protocol = asyncio.StreamReaderProtocol(pump.reader)
+        transport, _ = await self._loop.create_connection(lambda: protocol, sock=connection)
+        writer = _Writer(transport, protocol, pump.reader, self._loop)
+        writer.pump = pump
         try:
-            await serve(reader, writer)
+            await serve(pump.reader, writer)
         except Exception:  # noqa: BLE001  (a mistake in the gateway ends this connection only)
             self._log.exception("Sandbox %s: a connection to the outside failed", self._sandbox)
         finally:
@@ -108,6 +112,31 @@ class Outlet:
                     await writer.wait_closed()
             except (OSError, TimeoutError):
                 writer.transport.abort()
+
+
+class _Pump(HalfClosePump):
+    """Between the stream and a pair of sockets, which cannot be reset: their far end would see an
+    orderly end. So who reads there gets the error from here."""
+
+    reader: asyncio.StreamReader
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reader = asyncio.StreamReader()
+
+    def _break_off(self) -> None:
+        super()._break_off()
+        if not self._closed:
+            self.reader.set_exception(ConnectionResetError("the program has gone"))
+
+
+class _Writer(asyncio.StreamWriter):
+    pump: _Pump
+
+    def reset(self) -> None:
+        """End the connection so that the program in the sandbox sees a reset."""
+        self.pump.close("reset")
+        self.transport.abort()
 
 
 class _Unread:
