@@ -60,6 +60,11 @@ class Outlet:
         self._tasks = OwnedTasks()
         peer.on_opened = self._opened
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._pumps)
+
     def close(self) -> None:
         """End every connection. The tunnel is over."""
         self.gateway = None
