@@ -80,7 +80,7 @@ class Outlet:
         if len(self._pumps) >= MOST_CONNECTIONS:
             return stream.reset("too many connections")
         port, _, name = rest.partition(":")
-        if what == "proxy" and not rest:
+        if target == "egress:proxy":
             self._carry(stream, gateway.serve)
         elif what == "tcp" and _NAME.fullmatch(name) and port.isascii() and port.isdigit():
             self._carry(stream, partial(gateway.serve_transparent, name=name, port=int(port)))
