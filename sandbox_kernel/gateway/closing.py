@@ -42,12 +42,7 @@ async def close_after_answer(wire: Wire) -> None:
 
 def reset(writer: asyncio.StreamWriter) -> None:
     """End a connection at once: a client sees a reset, not an orderly end, which could be taken for
-    the end of what it is reading. A writer may have a way of its own to do that, as that of a
-    tunnel's outlet has."""
-    own_way = getattr(writer, "reset", None)
-    if own_way is not None:
-        own_way()
-        return
+    the end of what it is reading."""
     found = writer.get_extra_info("socket")
     if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):

@@ -10,16 +10,14 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
-from sandbox_kernel.wire.half_close import HalfClosePump
+from sandbox_kernel.tunnel.stream_transport import StreamTransport, connect
 from sandbox_kernel.wire.mux import Stream
 from sandbox_kernel.wire.peer import Peer
-from sandbox_kernel.wire.pump import Pump
 
 MOST_CONNECTIONS = 256
 _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
@@ -55,21 +53,20 @@ class Outlet:
         self._peer = peer
         self._sandbox = sandbox
         self._log = log
-        self._loop = asyncio.get_running_loop()
-        self._pumps: set[Pump] = set()
+        self._connections: set[StreamTransport] = set()
         self._tasks = OwnedTasks()
         peer.on_opened = self._opened
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._pumps)
+        return len(self._connections)
 
     def close(self) -> None:
         """End every connection. The tunnel is over."""
         self.gateway = None
-        for pump in list(self._pumps):
-            pump.close("the tunnel is closed")
+        for connection in list(self._connections):
+            connection.end("the tunnel is closed", ConnectionResetError("the tunnel is closed"))
 
     def _opened(self, stream: Stream, target: str) -> None:
         gateway = self.gateway
@@ -77,7 +74,7 @@ class Outlet:
         what, _, rest = rest.partition(":")
         if gateway is None or kind != "egress":
             return stream.reset("nothing can be opened here")
-        if len(self._pumps) >= MOST_CONNECTIONS:
+        if len(self._connections) >= MOST_CONNECTIONS:
             return stream.reset("too many connections")
         port, _, name = rest.partition(":")
         if target == "egress:proxy":
@@ -93,21 +90,15 @@ class Outlet:
             stream.reset("nothing can be opened here")
 
     def _carry(self, stream: Stream, serve: Serve) -> None:
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptor is left
-            return stream.reset(str(error))
-        pump = _Pump(self._loop, self._peer, stream, ours, self._pumps.discard)
-        self._pumps.add(pump)
-        self._tasks.start(self._serve(pump, theirs, serve))
+        reader, writer, connection = connect(self._peer, stream, self._connections.discard)
+        self._connections.add(connection)
+        self._tasks.start(self._serve(reader, writer, serve))
 
-    async def _serve(self, pump: _Pump, connection: socket.socket, serve: Serve) -> None:
-        protocol = asyncio.StreamReaderProtocol(pump.reader)
-        transport, _ = await self._loop.create_connection(lambda: protocol, sock=connection)
-        writer = _Writer(transport, protocol, pump.reader, self._loop)
-        writer.pump = pump
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, serve: Serve
+    ) -> None:
         try:
-            await serve(pump.reader, writer)
+            await serve(reader, writer)
         except Exception:  # noqa: BLE001  (a mistake in the gateway ends this connection only)
             self._log.exception("Sandbox %s: a connection to the outside failed", self._sandbox)
         finally:
@@ -117,31 +108,6 @@ class Outlet:
                     await writer.wait_closed()
             except (OSError, TimeoutError):
                 writer.transport.abort()
-
-
-class _Pump(HalfClosePump):
-    """Between the stream and a pair of sockets, which cannot be reset: their far end would see an
-    orderly end. So who reads there gets the error from here."""
-
-    reader: asyncio.StreamReader
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.reader = asyncio.StreamReader()
-
-    def _break_off(self) -> None:
-        super()._break_off()
-        if not self._closed:
-            self.reader.set_exception(ConnectionResetError("the program has gone"))
-
-
-class _Writer(asyncio.StreamWriter):
-    pump: _Pump
-
-    def reset(self) -> None:
-        """End the connection so that the program in the sandbox sees a reset."""
-        self.pump.close("reset")
-        self.transport.abort()
 
 
 class _Unread:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sandbox_kernel.audit.reading import read
+from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.egress import EgressPolicy
-from sandbox_kernel.gateway.audit import read
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.kernels import SandboxedKernel, way_out
 from sandbox_kernel.sandboxes.local.client import LocalClient
@@ -93,7 +94,8 @@ class Jail:
 
     def events(self) -> list[dict[str, Any]]:
         """The audit so far. What is still open is not in it."""
-        return list(read(way_out.audit_path("local", self.kernel.handle.name)))
+        found = read(audit_path("local", self.kernel.handle.name))
+        return [event for event in found if event["kind"] == "egress"]
 
 
 @contextlib.contextmanager
