@@ -28,6 +28,8 @@ READ_LIMIT = 256 * 1024
 """What a connection's reader keeps before it stops reading; also the size of large reads."""
 _MOST_ADDRESSES = 8
 _RESOLVERS = 8
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 6}
+"""Seconds without data until the first question, seconds between questions, and how many."""
 
 LOOPBACK, OWN, METADATA, PRIVATE = "loopback", "this machine's own", "metadata", "private"
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -171,7 +173,7 @@ class Dialler:
         connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         self.private_names = private_names
-        self._resolve = resolve or resolve_with_system
+        self._resolve = resolve or SystemResolver()
         self._is_own = is_own
         self._resolve_timeout = resolve_timeout
         self._connect_timeout = connect_timeout
@@ -225,9 +227,11 @@ class Dialler:
             share = max(0.0, end - loop.time()) / (len(addresses) - tried)
             try:
                 async with asyncio.timeout(share):
-                    return await asyncio.open_connection(
+                    reader, writer = await asyncio.open_connection(
                         str(address), target.port, limit=READ_LIMIT
                     )
+                _keep_alive(writer)
+                return reader, writer
             except OSError as error:  # TimeoutError is one
                 failure = error
         if isinstance(failure, TimeoutError):
@@ -241,15 +245,24 @@ def _article(kind: str | None) -> str:
     return f"an {kind}" if str(kind)[0] in "aeiou" else f"a {kind}"
 
 
-@functools.cache
-def _resolvers() -> ThreadPoolExecutor:
-    # Slow lookups of a sandbox must not take the loop's own threads from others.
-    return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="gateway-resolver")
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Let TCP find out whether the server is still there, when nothing moves for long."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-async def resolve_with_system(name: str, port: int) -> Sequence[Address]:
-    """The addresses of a name, as the system's resolver gives them."""
-    look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_resolvers(), look_up)
-    texts = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)
-    return [ipaddress.ip_address(text) for text in texts]
+class SystemResolver:
+    """The system's resolver, with threads of its own: a lookup may take long, and those of one
+    sandbox must not keep others waiting."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="gateway-resolver")
+
+    async def __call__(self, name: str, port: int) -> Sequence[Address]:
+        look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        texts = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)
+        return [ipaddress.ip_address(text) for text in texts]

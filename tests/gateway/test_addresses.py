@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sandbox_kernel.egress import EgressRule
 from sandbox_kernel.gateway.addresses import (
     Dialler,
+    SystemResolver,
     is_own_address,
     kind_of,
     may_dial,
-    resolve_with_system,
 )
 from sandbox_kernel.gateway.names import Address, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
@@ -206,4 +206,4 @@ async def test_dns_that_fails_or_does_not_answer() -> None:
 
 
 async def test_the_systems_resolver() -> None:
-    assert ipaddress.ip_address("127.0.0.1") in await resolve_with_system("localhost", 80)
+    assert ipaddress.ip_address("127.0.0.1") in await SystemResolver()("localhost", 80)
