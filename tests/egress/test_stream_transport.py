@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
