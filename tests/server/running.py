@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from jupyter_server.services.kernels.connection.base import (
 
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.ports import free_port
 from tests.helpers.waiting import wait_until
 from tests.kernels.live import PATIENCE
 
@@ -46,9 +46,7 @@ class JupyterServer:
         self._log = folder / "server.log"
         self._options = options
         self._command = [python, "-m", module]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.stdin: int = subprocess.DEVNULL
         self.connections: list[websocket.WebSocket] = []

@@ -38,8 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
     (true, false), kernel_pid, notebook, memory_used_mib, processes, cpu_seconds (each may be null),
     elsewhere (true: another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved (why
     files in it could not be saved, or null; `workspace save` tries again), limits (numbers),
-    limits_by (what enforces each), oom_kills, last_kill. Backends that do not answer are noted on
-    stderr.
+    limits_by (what enforces each), egress (which way what leaves it takes: gateway, the backend's
+    own rules, or closed; null if not known), oom_kills, last_kill. Backends that do not answer are
+    noted on stderr.
 
     examples:
       sandbox-kernel ps
@@ -76,6 +77,7 @@ def _plain(found: FoundSandbox) -> dict[str, object]:
         "cpu_seconds": usage.cpu_seconds if usage else None,
         "limits": {field: limit(words) for field, words in info.limits.items()},
         "limits_by": dict(info.limits),
+        "egress": info.egress or None,
         "oom_kills": info.oom_kills,
         "last_kill": info.last_kill,
     }
