@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.egress import DENY
-from sandbox_kernel.gateway.audit import AuditLog, egress_event
+from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.presets import expand
-from sandbox_kernel.paths import data_dir, private_dir
+from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.sandboxes.base import SandboxHandle
-
-
-def audit_path(backend: str, name: str) -> Path:
-    """The audit of a sandbox, which outlives it."""
-    return private_dir(data_dir() / "audit") / f"{backend}-{name}.jsonl"
 
 
 async def gateway_for(handle: SandboxHandle) -> WayOut:
     """For a sandbox with rules for egress. SpecError if a preset in them cannot be resolved."""
     found = await asyncio.to_thread(expand, handle.spec.egress)
     gate = Gate(found.policy)
-    audit = AuditLog(audit_path(handle.backend, handle.name))
+    cells = Cells(Trail.of(handle))
     names = found.private_names
-    gateway = Gateway(gate, audit=audit, private_names=names, sandbox=handle.name)
-    return WayOut(gate, gateway, audit, handle.name)
+    gateway = Gateway(gate, audit=cells, private_names=names, sandbox=handle.name)
+    return WayOut(gate, gateway, cells, handle.name)
 
 
 class WayOut:
     """What the tunnel's outlet needs of a gateway and its gate."""
 
-    def __init__(self, gate: Gate, gateway: Gateway, audit: AuditLog, sandbox: str) -> None:
+    def __init__(self, gate: Gate, gateway: Gateway, cells: Cells, sandbox: str) -> None:
         self._gate = gate
-        self._audit = audit
+        self.cells = cells
         self._sandbox = sandbox
         self.serve = gateway.serve
         self.serve_transparent = gateway.serve_transparent
@@ -44,5 +39,5 @@ class WayOut:
         ports = self._gate.ports_for(name)
         if not ports:
             reason = f"egress denied: {name} (no rule can permit this name)"
-            self._audit(egress_event(DENY, sandbox=self._sandbox, host=name, reason=reason))
+            self.cells(egress_event(DENY, sandbox=self._sandbox, host=name, reason=reason))
         return ports

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.audit.reading import read
+from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.egress import EgressPolicy
-from sandbox_kernel.gateway.audit import read
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.kernels.way_out import audit_path
 from sandbox_kernel.sandboxes.capabilities import EgressWay
 from tests.helpers.coroutines import finish
 from tests.helpers.echo_gateway import DIAL, echo_for_all
@@ -111,7 +111,7 @@ def test_pip_install_with_nothing_but_the_index(
         cards = execute(client, INTERFACES)[1]
         assert cards == "['lo']\n" if backend.row.name == "local" else cards
         audit = audit_path(backend.row.name, sandboxed(manager).handle.name)
-        events = [event for event in read(audit) if "action" in event]
+        events = [event for event in read(audit) if event["kind"] == "egress"]
     denied = [event["host"] for event in events if event["action"] == "deny"]
     assert denied == ["elsewhere.example"]
     assert all(event["received"] > 0 for event in events if event["action"] == "allow")

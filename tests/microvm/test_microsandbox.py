@@ -24,11 +24,11 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 pytest.importorskip("microsandbox")
 
+from sandbox_kernel.audit.reading import read
+from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.errors import SandboxExists, SandboxGone, SessionRefused, SpecRefused
-from sandbox_kernel.gateway.audit import read
 from sandbox_kernel.jupyter.connections import addresses, endpoint_folder
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.kernels.way_out import audit_path
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.microsandbox import MicrosandboxClient, machine
 from sandbox_kernel.spec import SandboxSpec

@@ -78,6 +78,8 @@ class WaysOut:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
+            # What the host sends is meant to arrive now, in whatever pieces it comes.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             return  # it has gone again
         target, peer = self._target(sock), self._peer()

@@ -25,6 +25,7 @@ from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import SnapshotKeeper
@@ -105,7 +106,8 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
             await self._verify_network(record, remote)
         if set_up:
             handle = self.handle(record)
-            result = await handle.exec("mkdir", ["-p", handle.workdir], cwd="/")
+            command = Command(["mkdir", "-p", handle.workdir], cwd="/")
+            result = await handle.run_command(command)
             if not result.ok:
                 raise SandboxError(
                     f"Sandbox {record.name!r} could not be set up: {result.output.strip()[:500]}"
