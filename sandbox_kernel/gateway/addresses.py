@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ CONNECT_TIMEOUT = 20.0
 READ_LIMIT = 256 * 1024
 """What a connection's reader keeps before it stops reading; also the size of large reads."""
 _MOST_ADDRESSES = 8
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 _RESOLVERS = 8
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 6}
 """Seconds without data until the first question, seconds between questions, and how many."""
@@ -211,7 +213,7 @@ class Dialler:
             raise Refusal(504, f"no answer from DNS for {target.host}") from None
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            raise Refusal(502, f"{target.host} cannot be resolved: {why}") from None
+            raise Refusal(502, f"{target.host} cannot be resolved: {why}{_proxy_note()}") from None
         if not found:
             raise Refusal(502, f"{target.host} has no address")
         return found
@@ -235,8 +237,17 @@ class Dialler:
             except OSError as error:  # TimeoutError is one
                 failure = error
         if isinstance(failure, TimeoutError):
-            raise Refusal(504, f"{target} did not answer within {self._connect_timeout:g} s")
-        raise Refusal(502, f"{target} cannot be reached: {failure.strerror or failure}")
+            seconds = f"{self._connect_timeout:g} s"
+            raise Refusal(504, f"{target} did not answer within {seconds}{_proxy_note()}")
+        why = failure.strerror or str(failure)
+        raise Refusal(502, f"{target} cannot be reached: {why}{_proxy_note()}")
+
+
+def _proxy_note() -> str:
+    """A reason that the owner of this machine may not think of. Behind a proxy it would be the
+    proxy that resolves names, so nothing could be said about the address that is dialled."""
+    name = next((name for name in _PROXIES if os.environ.get(name)), None)
+    return f" (the gateway does not use this machine's {name})" if name else ""
 
 
 def _article(kind: str | None) -> str:

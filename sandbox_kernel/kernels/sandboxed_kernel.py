@@ -274,7 +274,8 @@ class SandboxedKernel(KernelProcess):
     async def _open_ways_out(self) -> None:
         """Nothing changes if they are open, as in a copy of a running sandbox."""
         opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
-        if not opened.get("names") and self.handle.python:
+        by_name = isinstance(opened, dict) and opened.get("names") is True
+        if not by_name and self.handle.python:
             self.log.warning(
                 "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
                 "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",

@@ -54,10 +54,13 @@ class WaysOut:
 
     def open(self, proxy: int) -> Dict[str, Any]:
         """Open the proxy's port and, where this process may, the DNS server. OSError if the proxy's
-        port is taken. Once is enough; later calls change nothing."""
+        port is taken. What is open stays open; a provider may have put another resolver into a
+        sandbox that it has copied."""
         if (_LOOPBACK, proxy) not in self._listeners:
             self._listen(_LOOPBACK, proxy)
             self._open_names()
+        if self._names is not None:
+            _use_resolver()
         return {"proxy": proxy, "names": self._names is not None and _uses_resolver()}
 
     def end_session(self) -> None:
@@ -125,7 +128,6 @@ class WaysOut:
             return sock.close()
         sock.setblocking(False)
         self._names = sock
-        _use_resolver()
         self._loop.add_reader(sock.fileno(), self._asked, sock)
 
     def _asked(self, sock: socket.socket) -> None:
