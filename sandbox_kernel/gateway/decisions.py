@@ -11,7 +11,8 @@ addresses, not by ``*`` or a default, because rules for names would otherwise me
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
 from sandbox_kernel.gateway.names import NameRefused, Target, read_target
@@ -53,6 +54,42 @@ class Decision:
 
 def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
     """The decision for a connection of which only the target is known."""
+    return strictest(connection_decisions(policy, target))
+
+
+def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
+    """The decision for an HTTP request that can be read. ``path`` is without the query."""
+    return strictest(request_decisions(policy, target, method, path))
+
+
+def connection_decisions(policy: EgressPolicy, target: Target) -> list[Decision]:
+    """What each level of the policy says of a connection."""
+    return _named(policy, [_judge_connection(level, target) for level in policy.levels])
+
+
+def request_decisions(
+    policy: EgressPolicy, target: Target, method: str, path: str
+) -> list[Decision]:
+    """What each level of the policy says of a request."""
+    found = [_judge_request(level, target, method, path) for level in policy.levels]
+    return _named(policy, found)
+
+
+def strictest(levels: Sequence[Decision]) -> Decision:
+    """The first that denies; if none does, the first."""
+    return next((decision for decision in levels if not decision.allowed), levels[0])
+
+
+def _named(policy: EgressPolicy, levels: list[Decision]) -> list[Decision]:
+    """Say which rules are meant, where there are several sets."""
+    if policy.within is None:
+        return levels
+    inner, *outer = levels
+    hint = f"{inner.hint} in the notebook's metadata" if inner.hint else ""
+    return [replace(inner, reason=f"the notebook's own rules: {inner.reason}", hint=hint), *outer]
+
+
+def _judge_connection(policy: EgressPolicy, target: Target) -> Decision:
     unread: tuple[int, EgressRule] | None = None
     for number, rule in enumerate(policy.rules, 1):
         if not rule.concerns(target.host, target.port):
@@ -74,8 +111,7 @@ def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
     return Decision(DENY, rule, number, reason)
 
 
-def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
-    """The decision for an HTTP request that can be read. ``path`` is without the query."""
+def _judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
     if any(rule.path and rule.concerns(target.host, target.port) for rule in policy.rules):
         ambiguity = ambiguous(path)
         if ambiguity:
@@ -89,6 +125,10 @@ def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) 
 
 def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
     """Whether some request to the target can be allowed."""
+    return all(_may_allow_some(level, target) for level in policy.levels)
+
+
+def _may_allow_some(policy: EgressPolicy, target: Target) -> bool:
     for rule in policy.rules:
         if rule.concerns(target.host, target.port):
             if rule.action == ALLOW and (target.address is None or rule.is_address):
@@ -105,7 +145,9 @@ def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:
         host = read_target(name, 1)
     except NameRefused:
         return ()
-    named = {port for rule in policy.rules for port in rule.ports if rule.concerns(host.host, port)}
+    named = {
+        port for rule in policy.all_rules for port in rule.ports if rule.concerns(host.host, port)
+    }
     ports = sorted({*_WEB_PORTS, *named})
     return tuple(
         port for port in ports if may_allow_some(policy, Target(host.host, port, host.address))

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import guest_program
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
@@ -31,6 +31,9 @@ from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -52,6 +55,9 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
+        self.way_out: WayOut | None = None
+        """What its connections pass through, if it has rules for egress."""
+        self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
         self._companion = OwnedTasks()
         self._short_lease = False
@@ -272,7 +278,8 @@ class SandboxedKernel(KernelProcess):
         if self._has_gateway:
             from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
 
-            self.tunnel.outlet.gateway = await gateway_for(self.handle)
+            self.way_out = await gateway_for(self.handle)
+            self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -283,6 +290,10 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
+        if (way_out := self.way_out) is not None:
+            outlet = self.tunnel.outlet
+            await self._rules.cancel()
+            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
         self._before = await self.handle.info()
 
     @contextlib.asynccontextmanager
@@ -445,6 +456,7 @@ class SandboxedKernel(KernelProcess):
 
     async def _stop_using(self) -> None:
         await self._companion.cancel()
+        await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
 
