@@ -58,6 +58,16 @@ $(VENV)/.browser: $(VENV)/.test
 	  $(PY) -m playwright install chromium
 	@touch $@
 
+# What the tests of ways out run. Debian's names; elsewhere, install the programs by hand.
+PROGRAMS := git:git curl:curl node:nodejs javac:default-jdk-headless initdb:postgresql
+$(VENV)/.programs: $(VENV)/.test
+	@PATH="$$PATH:$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -1)"; missing=; \
+	for one in $(PROGRAMS); do command -v $${one%:*} >/dev/null || missing="$$missing $${one#*:}"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+	  apt-get -qq install -y --no-install-recommends $$missing >/dev/null; } || { \
+	  echo "These are missing for the tests:$$missing"; exit 1; }
+	@touch $@
+
 # --- see it work -----------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show its output
@@ -68,7 +78,7 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 
 # --- checks ----------------------------------------------------------------------------------------
 
-test: lint types coverage-wire  ## run all checks: lint, types, wire coverage, and all tests that need no account
+test: lint types coverage-wire $(VENV)/.programs  ## run all checks: lint, types, wire coverage, and all tests that need no account
 	@# Without a working jail its tests are skipped; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
 	@$(PYTEST) $(PARALLEL) -m 'not live and not long and not browser'
@@ -84,7 +94,7 @@ test-pythons: $(VENV)/.test  ## run the quick tests on each supported Python tha
 test-oldest: $(VENV)/.test  ## run the server's tests with the oldest supported Jupyter packages (.venv-oldest)
 	@$(PY) tools/oldest.py
 
-test-all: lint types coverage-wire test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
+test-all: lint types coverage-wire $(VENV)/.programs test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
 

@@ -16,6 +16,7 @@ from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
+from sandbox_kernel.audit.trail import KEEPS
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.settings import (
@@ -171,6 +172,15 @@ class SandboxSpec:
         None, "delete a hosted sandbox that has been paused for this long", _SECONDS
     )
     start_timeout: float = setting(60.0, "seconds that starting the sandbox may take", _SECONDS)
+    audit: str = setting(
+        "all", "what is recorded of the sandbox: all, egress alone, or none", choice(*KEEPS)
+    )
+    audit_command: str | None = setting(
+        None,
+        "program on this host that gets a copy of each recorded event, as JSON lines on its stdin",
+        TEXT._replace(metavar="COMMAND"),
+    )
+    """The operator's: words as a shell splits them. Never read from a notebook."""
     workspace: InitVar[str | None] = None
     """The former name of ``volume``, as a keyword argument only."""
 

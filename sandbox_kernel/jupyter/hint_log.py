@@ -15,13 +15,15 @@ from sandbox_kernel.jupyter.iopub_listener import PREFIX, listen
 from sandbox_kernel.kernels import SandboxedKernel
 
 _MOST_HINTS = 20
+Hint = Callable[[Mapping[str, Any]], str]
+"""Says something after an error of a cell (the content of its message), or nothing."""
 _STATUS, _ERROR = b"status", b"error"
 
 
 async def log_hints(
     kernel: SandboxedKernel,
     connection: Mapping[str, Any],
-    hint: Callable[[Mapping[str, Any]], str],
+    hint: Hint,
 ) -> None:
     """Log what ``hint`` says of each error. Runs until it is cancelled, or has said enough."""
     told: set[str] = set()

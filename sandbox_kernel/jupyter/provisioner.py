@@ -33,13 +33,12 @@ from sandbox_kernel.jupyter import (
     teardown,
 )
 from sandbox_kernel.jupyter.bring_files import bring_files
+from sandbox_kernel.jupyter.companions import set_up_companions
 from sandbox_kernel.jupyter.configuration import place_of, read_configuration
 from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
 from sandbox_kernel.jupyter.death_message import obituary
 from sandbox_kernel.jupyter.denial_lines import log_denials
 from sandbox_kernel.jupyter.file_plan import plan_files
-from sandbox_kernel.jupyter.hint_log import log_hints
-from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.jupyter_internals import discard_unsent_requests
 from sandbox_kernel.jupyter.observers import observers
 from sandbox_kernel.jupyter.process_exit import exit_on_sigterm, own
@@ -253,6 +252,8 @@ class SandboxProvisioner(ProvisionedKernel):
         kernel.listen(addresses(self.connection_info), self._folder)
         for observer in observers:
             await observer.launching(self, kernel)
+        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
+        kernel.belongs_to((saved and saved.notebook) or kernel_workspace.notebook_in(env))
         names = self.kernel_spec.env if self.kernel_spec else ()
         await kernel.launch(
             argv,
@@ -262,14 +263,11 @@ class SandboxProvisioner(ProvisionedKernel):
             transport=configuration.guest_transport,
             warm=configuration.warm_start,
         )
-        await set_up_pausing(kernel, configuration, self.connection_info)
+        hint = None if observers else partial(self._hint, kernel, self._sees_folder(configuration))
         if not observers:
             log_denials(kernel, place_of("egress", self))
-            if not configuration.idle_pause_seconds:  # which listens in its place
-                hint = partial(self._hint, kernel, self._sees_folder(configuration))
-                await kernel.run_alongside(log_hints(kernel, self.connection_info, hint))
-        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
-        await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
+        await set_up_companions(kernel, configuration, self.connection_info, hint=hint)
+        await self.note_files(kernel.notebook)
 
     def _hint(self, kernel: SandboxedKernel, sees_folder: bool, error: Mapping[str, Any]) -> str:
         """What the log says after an error of a cell, if anything."""
@@ -412,6 +410,8 @@ class SandboxProvisioner(ProvisionedKernel):
         self.kernel = await run(self._attach(provisioner_info))
         found, name = provisioner_info.get("saved_workspace"), self._kernel_name
         self.saved_workspace = kernel_workspace.from_dict(found, name) if found else None
+        if self.saved_workspace is not None:
+            self.kernel.belongs_to(self.saved_workspace.notebook)
         self._save_in_time(self.kernel)
         handle = self.kernel.handle
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))
@@ -429,7 +429,7 @@ class SandboxProvisioner(ProvisionedKernel):
                 sandbox = kernel.handle.name
                 raise SandboxGone(f"The kernel in sandbox {sandbox!r} has ended: {kernel.death}.")
             kernel.listen(addresses(self.connection_info), self._folder)
-            await set_up_pausing(kernel, self.configuration(), self.connection_info)
+            await set_up_companions(kernel, self.configuration(), self.connection_info)
         except BaseException:
             await kernel.detach()
             raise

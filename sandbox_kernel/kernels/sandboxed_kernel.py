@@ -15,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel import guest_program
+from sandbox_kernel import audit, guest_program
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.egress_environment import (
     PROXY_PORT,
     egress_variables_for_image,
@@ -33,6 +35,7 @@ from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels.cells import Cells
     from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
@@ -59,7 +62,7 @@ class SandboxedKernel(KernelProcess):
         """What its connections pass through, if it has rules for egress."""
         self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
-        self._companion = OwnedTasks()
+        self._companions = OwnedTasks()
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
@@ -91,10 +94,7 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
-            if client.capabilities.gateway and client.capabilities.image:
-                found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
-                spec = replace(spec, env={**found, **spec.env})
-            handle = await client.create(spec)
+            handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
@@ -115,6 +115,7 @@ class SandboxedKernel(KernelProcess):
         not. For backends with the capability ``restart``, when the tunnel has failed."""
         await self.tunnel.close()
         await self.handle.resume()
+        audit.note(self.handle, "resumed")
         await self._start_agent(warm_argv)
 
     @classmethod
@@ -125,6 +126,7 @@ class SandboxedKernel(KernelProcess):
         there. For backends with the capability ``restart``."""
         kernel = cls(client, handle, log)
         await handle.resume()
+        audit.note(handle, "resumed")
         await kernel._start_agent(())
         return kernel
 
@@ -156,11 +158,13 @@ class SandboxedKernel(KernelProcess):
             )
         if client.capabilities.pause and (await handle.info()).status == "paused":
             await handle.resume()
+            audit.note(handle, "resumed")
         await kernel._record.claim()
         await kernel._open_tunnel(token)
         async with kernel._closed_on_failure():
             await handle.set_lease(handle.spec.lease_seconds)
             await kernel._started(await kernel.tunnel.control.call("status"))
+        audit.note(handle, "attached")
         return kernel
 
     @classmethod
@@ -188,7 +192,9 @@ class SandboxedKernel(KernelProcess):
         """A second sandbox whose kernel goes on from this one's memory, while this one goes on,
         too: with the same variables, and nothing shared from now on. The copy has no endpoints
         until its ``listen`` is called. For backends with the capability ``fork``."""
-        return await self._adopt(self.client, await self.handle.fork(name), self.log)
+        copy = await self.handle.fork(name)
+        audit.note(self.handle, "forked", into=copy.name)
+        return await self._adopt(self.client, copy, self.log)
 
     @classmethod
     async def restore(
@@ -196,7 +202,10 @@ class SandboxedKernel(KernelProcess):
     ) -> SandboxedKernel:
         """A new sandbox whose kernel goes on where the snapshot was taken. A snapshot can be
         restored any number of times. For backends with the capability ``memory``."""
-        return await cls._adopt(client, await client.restore(snapshot, spec), log)
+        spec = await _with_egress_variables(client, spec)
+        handle = await client.restore(snapshot, spec)
+        audit.note(handle, "restored", snapshot=snapshot)
+        return await cls._adopt(client, handle, log)
 
     @classmethod
     async def _adopt(
@@ -221,22 +230,38 @@ class SandboxedKernel(KernelProcess):
             environment = await provide(handle, self.log)
         await handle.install_guest(guest_program.zipapp())
         warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        await handle.spawn(
-            handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm),
-            env=environment,
-            main=True,
-        )
+        agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
+        await handle.spawn_command(Command(agent, environment, main=True))
         token = secrets.token_hex(32)
         await self._record.claim(token)
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
-        if self._has_gateway:
-            async with self._closed_on_failure():
-                await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+
+    @property
+    def cells(self) -> Cells | None:
+        """Which cells run, for the audit of what leaves the sandbox; None without a gateway."""
+        return getattr(self.tunnel.outlet.gateway, "cells", None)
+
+    def belongs_to(self, notebook: str) -> None:
+        """For the audit: the path of the kernel's notebook, if that is known."""
+        self.notebook = notebook or self.notebook
+        if self.cells is not None:
+            self.cells.notebook = self.notebook
 
     @property
     def _has_gateway(self) -> bool:
-        return self.client.capabilities.gateway and bool(self.handle.spec.egress)
+        way = self.client.capabilities.egress_way(self.handle.spec.egress)
+        return way is EgressWay.GATEWAY
+
+    async def _open_ways_out(self) -> None:
+        """Nothing changes if they are open, as in a copy of a running sandbox."""
+        opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+        if not opened.get("names") and self.handle.python:
+            self.log.warning(
+                "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
+                "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
+                self.handle.name,
+            )
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -247,10 +272,8 @@ class SandboxedKernel(KernelProcess):
             "name": handle.name,
             "entropy": secrets.token_hex(64),
         }
-        command, *arguments = handle.guest_argv("rekey", handle.agent_folder)
-        result = await handle.exec(
-            command,
-            arguments,
+        result = await handle.run_command(
+            Command(handle.guest_argv("rekey", handle.agent_folder)),
             stdin=json.dumps(request).encode() + b"\n",
             timeout=handle.spec.start_timeout,
             max_output=_MAX_OUTPUT,
@@ -290,6 +313,8 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
+            if self._has_gateway:
+                await self._open_ways_out()
         if (way_out := self.way_out) is not None:
             outlet = self.tunnel.outlet
             await self._rules.cancel()
@@ -367,11 +392,11 @@ class SandboxedKernel(KernelProcess):
         """Give the sandbox its whole lease, also if no client uses the kernel."""
         await self._extend_lease()
 
-    async def run_alongside(self, companion: Coroutine[Any, Any, None] | None) -> None:
-        """Run this until the process lets go of the kernel, in place of an earlier companion."""
-        await self._companion.cancel()
-        if companion is not None:
-            self._companion.start(companion)
+    async def run_alongside(self, *companions: Coroutine[Any, Any, None]) -> None:
+        """Run these until the process lets go of the kernel, in place of earlier companions."""
+        await self._companions.cancel()
+        for companion in companions:
+            self._companions.start(companion)
 
     # --- pausing
 
@@ -392,6 +417,7 @@ class SandboxedKernel(KernelProcess):
         except BaseException:
             self.tunnel.want()
             raise
+        audit.note(self.handle, "paused")
         return True
 
     async def _has_received_all(self) -> bool:
@@ -431,6 +457,7 @@ class SandboxedKernel(KernelProcess):
         await self._stop_using()
         try:
             await self.handle.pause()
+            audit.note(self.handle, "paused", why="its kernel was shut down")
         except (SandboxGone, SandboxNotFound) as error:
             self.log.warning("Sandbox %s could not be paused: %s", self.handle.name, error)
         await self._let_go()
@@ -455,7 +482,7 @@ class SandboxedKernel(KernelProcess):
                 await self._let_go()
 
     async def _stop_using(self) -> None:
-        await self._companion.cancel()
+        await self._companions.cancel()
         await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
@@ -478,3 +505,12 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:
+    """The spec of a sandbox with files of its own, whose programs must be shown the gateway."""
+    way = client.capabilities.egress_way(spec.egress)
+    if way is not EgressWay.GATEWAY or not client.capabilities.image:
+        return spec
+    found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
+    return replace(spec, env={**found, **spec.env})

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.egress import DENY, EgressPolicy
-from sandbox_kernel.gateway.audit import AuditLog, Sink, egress_event
+from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.presets import expand
+from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.kernels.decision_log import DecisionLog
 from sandbox_kernel.kernels.live_policy import IN_FORCE, Change, ChangeWatch
-from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
 LOOK_EVERY = 1.0
@@ -23,17 +23,13 @@ LOOK_EVERY = 1.0
 log = logging.getLogger(__name__)
 
 
-def audit_path(backend: str, name: str) -> Path:
-    """The audit of a sandbox, which outlives it."""
-    return private_dir(data_dir() / "audit") / f"{backend}-{name}.jsonl"
-
-
 async def gateway_for(handle: SandboxHandle) -> WayOut:
     """For a sandbox with rules for egress. SpecError if a preset in them cannot be resolved."""
-    decisions = DecisionLog(AuditLog(audit_path(handle.backend, handle.name)))
+    cells = Cells(Trail.of(handle))
+    decisions = DecisionLog(cells)
     gate = Gate(EgressPolicy())
     gateway = Gateway(gate, audit=decisions, sandbox=handle.name)
-    way_out = WayOut(gate, gateway, decisions, handle)
+    way_out = WayOut(gate, gateway, cells, decisions, handle)
     await way_out.begin()
     return way_out
 
@@ -42,8 +38,14 @@ class WayOut:
     """What the tunnel's outlet needs of a gateway and its gate."""
 
     def __init__(
-        self, gate: Gate, gateway: Gateway, decisions: DecisionLog, handle: SandboxHandle
+        self,
+        gate: Gate,
+        gateway: Gateway,
+        cells: Cells,
+        decisions: DecisionLog,
+        handle: SandboxHandle,
     ) -> None:
+        self.cells = cells
         self.decisions = decisions
         self.policy = EgressPolicy()
         """The rules in force, as they were written: presets stand for themselves."""
@@ -51,7 +53,6 @@ class WayOut:
         """They are other rules than those that the sandbox was made with."""
         self._gate = gate
         self._gateway = gateway
-        self._audit: Sink = decisions
         self._sandbox = handle.name
         self._made_with = handle.spec.egress
         self._changes = ChangeWatch(handle.backend, handle.name, handle.id)
@@ -65,7 +66,7 @@ class WayOut:
         ports = self._gate.ports_for(name)
         if not ports:
             reason = f"egress denied: {name} (no rule can permit this name)"
-            self._audit(egress_event(DENY, sandbox=self._sandbox, host=name, reason=reason))
+            self.decisions(egress_event(DENY, sandbox=self._sandbox, host=name, reason=reason))
         return ports
 
     # --- the rules
@@ -105,13 +106,8 @@ class WayOut:
             self.policy, self.changed = EgressPolicy(), True
         revision = change.revision if change is not None else ""
         self._noted = {"revision": revision, "error": error}
-        self._audit(
-            {
-                **egress_event("changed", sandbox=self._sandbox, reason=error),
-                "kind": "policy",
-                "egress": self.policy.to_json(),
-            }
-        )
+        event = egress_event("failed" if error else "in force", sandbox=self._sandbox, reason=error)
+        self.decisions({**event, "kind": "policy", "egress": self.policy.to_json()})
 
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError."""

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout, Unsupported
 from sandbox_kernel.guest.commands.single import GUEST
 from sandbox_kernel.sandboxes.capabilities import Capabilities
@@ -164,7 +165,8 @@ class SandboxHandle(ABC):
     async def install_guest(self, zipapp: bytes) -> None:
         """Put the guest program into the sandbox, through a command's stdin."""
         script = f'mkdir -p "$(dirname {GUEST_PATH})" && cat > {GUEST_PATH}'
-        result = await self.exec("/bin/sh", ["-c", script], stdin=zipapp, timeout=60)
+        command = Command(["/bin/sh", "-c", script])
+        result = await self.run_command(command, stdin=zipapp, timeout=60)
         if not result.ok:
             raise ExecFailed(
                 f"The guest program could not be written to {GUEST_PATH} in sandbox "
@@ -178,9 +180,9 @@ class SandboxHandle(ABC):
 
     async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
         """Unpack an archive from stdin, or from a file in the sandbox, into a folder there."""
-        arguments = ["-I", "-c", UNPACK, target, path]
-        python = self.python or "python3"
-        result = await self.exec(python, arguments, stdin=stdin, cwd="/", timeout=_UPLOAD_TIMEOUT)
+        argv = [self.python or "python3", "-I", "-c", UNPACK, target, path]
+        command = Command(argv, cwd="/")
+        result = await self.run_command(command, stdin=stdin, timeout=_UPLOAD_TIMEOUT)
         if not result.ok:
             raise ExecFailed(
                 f"Files could not be copied to {target} in sandbox {self.name!r}: "
@@ -213,7 +215,7 @@ class SandboxHandle(ABC):
             f"and was killed. Give a longer timeout if it needs one."
         )
 
-    # --- the same without a Command, for convenience
+    # --- the same without a Command, for users of the package: it is audited
 
     async def open_stream(
         self,
@@ -225,6 +227,7 @@ class SandboxHandle(ABC):
         duplex: bool = False,
     ) -> ExecStream:
         """``open_command`` for these arguments."""
+        audit.note_command(self, argv)
         return await self.open_command(Command(argv, env or {}, cwd, tty, duplex))
 
     async def spawn(
@@ -236,6 +239,7 @@ class SandboxHandle(ABC):
         main: bool = False,
     ) -> None:
         """``spawn_command`` for these arguments."""
+        audit.note_command(self, argv)
         await self.spawn_command(Command(argv, env or {}, cwd, main=main))
 
     async def exec(
@@ -248,7 +252,9 @@ class SandboxHandle(ABC):
         **options: Any,
     ) -> ExecResult:
         """``run_command`` for these arguments, with the same options."""
-        return await self.run_command(Command([cmd, *(args or ())], env or {}, cwd), **options)
+        argv = [cmd, *(args or ())]
+        audit.note_command(self, argv)
+        return await self.run_command(Command(argv, env or {}, cwd), **options)
 
     async def shell(self, script: str, *, timeout: float | None = None) -> ExecResult:
         """Run a script with ``/bin/sh -c``."""

@@ -146,6 +146,7 @@ def test_ps_json(cli: Cli, jail: str) -> None:
         "cpu_seconds",
         "limits",
         "limits_by",
+        "egress",
         "oom_kills",
         "last_kill",
     }

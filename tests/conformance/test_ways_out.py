@@ -8,6 +8,7 @@ import pytest
 
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from tests.helpers.coroutines import finish
 from tests.helpers.echo_gateway import DIAL, echo_for_all
 from tests.helpers.waiting import LIMIT
@@ -16,6 +17,8 @@ from .conftest import Backend
 
 LOG = logging.getLogger(__name__)
 
+RULES = EgressPolicy.of("x.example:443")
+"""No provider has rules by port."""
 SCRIPT = (
     DIAL
     + """
@@ -38,15 +41,14 @@ except OSError as error:
 
 def test_ways_out(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the proxy and by name; and there is no other way."""
-    if not backend.capabilities.gateway:
-        assert backend.capabilities.hosted  # with rules of its own, at the provider
-        return
     echo_for_all(monkeypatch)
 
     async def main() -> str:
-        spec = backend.spec(egress=EgressPolicy.of("x.example"))
+        spec = backend.spec(egress=RULES)
+        assert backend.capabilities.egress_way(spec.egress) is EgressWay.GATEWAY
         kernel = await SandboxedKernel.create(backend.client, spec, LOG)
         try:
+            assert (await kernel.handle.info()).egress == "gateway"
             python = kernel.handle.python or "python3"
             return (await kernel.handle.exec(python, ["-c", SCRIPT], timeout=LIMIT)).output
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from sandbox_kernel.errors import SpecError, SpecRefused
 from sandbox_kernel.sandboxes.capabilities import Capabilities
-from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, shared_folder
+from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, folder_contents, shared_folder
 from sandbox_kernel.spec import SandboxSpec
 
 from .sandboxes import client_that_leaves_nothing, sandbox
@@ -184,7 +184,7 @@ async def test_a_jail_that_cannot_be_made_leaves_no_placeholders(
 async def test_too_many_files_are_refused(
     client: LocalClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_folder, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(folder_contents, "MOST_ENTRIES", 5)
     with pytest.raises(SpecError, match="more than 5 files"):
         await client.create(SandboxSpec(folder=str(folder)))
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
+from sandbox_kernel import audit
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.formatting import note, print_json
@@ -15,6 +16,7 @@ from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SandboxError, SpecRefused
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes.base import SandboxClient
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.unattended import user_of
 from sandbox_kernel.untrusted_text import printable
 
@@ -82,7 +84,9 @@ async def _set(name: str, backend: str | None, words: list[str] | None) -> int:
             found = await asyncio.to_thread(expand, policy)
             _tell_of_variables(found.env, spec.env, await asyncio.to_thread(_known, spec.egress))
         change = write_change(record, policy)
-        return await _confirmed(record, change.revision, policy or spec.egress)
+        wanted = spec.egress if policy is None else policy
+        audit.note(handle, "policy", action="set", egress=wanted.to_json())
+        return await _confirmed(record, change.revision, wanted)
 
 
 def _known(egress: EgressPolicy) -> dict[str, str]:
@@ -92,7 +96,7 @@ def _known(egress: EgressPolicy) -> dict[str, str]:
 
 
 def _check_has_gateway(client: SandboxClient, name: str, egress: EgressPolicy) -> None:
-    if not client.capabilities.gateway:
+    if client.capabilities.egress_way(egress) is EgressWay.BACKEND:
         raise SpecRefused(
             f"The rules of sandbox {name!r} stay as they are: the backend {client.backend!r} "
             f"enforces them itself, and gets them when the sandbox is made. Start a new one with "
@@ -190,8 +194,8 @@ async def _show(name: str, backend: str | None, as_json: bool) -> int:
             in_force, error = done == "", done
             if change.policy is not None:
                 source, egress = "policy set", change.policy
-        gateway = client.capabilities.gateway
-        by = ("gateway" if gateway else "backend") if handle.spec.egress else None
+        way = client.capabilities.egress_way(handle.spec.egress)
+        by = None if way is EgressWay.CLOSED else way.value
         if as_json:
             facts: dict[str, object] = {
                 "sandbox": handle.name,

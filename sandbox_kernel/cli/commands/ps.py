@@ -11,7 +11,6 @@ from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
 from sandbox_kernel.cli.formatting import age, limit, note, print_json, short_path, table, used
 from sandbox_kernel.cli.options import Commands, add_command
-from sandbox_kernel.paths import data_dir
 from sandbox_kernel.sandboxes.base import Usage
 from sandbox_kernel.untrusted_text import printable
 
@@ -45,8 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
     elsewhere (true: another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved (why
     files in it could not be saved, or null; `workspace save` tries again), denied (what its rules
     for egress have denied in the last minute: objects with host, port, reason, count, last; STATUS
-    has it, too), limits (numbers), limits_by (what enforces each), oom_kills, last_kill. Backends
-    that do not answer are noted on stderr.
+    has it, too), limits (numbers), limits_by (what enforces each), egress (which way what leaves it
+    takes: gateway, the backend's own rules, or closed; null if not known), oom_kills, last_kill.
+    Backends that do not answer are noted on stderr.
 
     examples:
       sandbox-kernel ps
@@ -93,6 +93,7 @@ def _plain(found: FoundSandbox) -> dict[str, object]:
         "cpu_seconds": usage.cpu_seconds if usage else None,
         "limits": {field: limit(words) for field, words in info.limits.items()},
         "limits_by": dict(info.limits),
+        "egress": info.egress or None,
         "oom_kills": info.oom_kills,
         "last_kill": info.last_kill,
     }
@@ -128,12 +129,12 @@ def _status(found: FoundSandbox) -> str:
 
 def _denied(found: FoundSandbox) -> list[Denial]:
     """What was denied in the last minute."""
-    path = data_dir() / "audit" / f"{found.info.backend}-{found.info.name}.jsonl"
-    if not found.running or not path.exists():
+    if not found.running:
         return []
-    from sandbox_kernel.kernels.decision_log import denied_in  # lazy: most have no audit
+    from sandbox_kernel.audit.trail import audit_path  # lazy: start-up time
+    from sandbox_kernel.kernels.decision_log import denied_in
 
-    return denied_in(path)
+    return denied_in(audit_path(found.info.backend, found.info.name))
 
 
 def _kernel(found: FoundSandbox) -> str:

@@ -20,6 +20,7 @@ from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 
@@ -91,7 +92,7 @@ async def _run_once(
 @contextlib.asynccontextmanager
 async def _sandbox(client: SandboxClient, spec: SandboxSpec) -> AsyncIterator[SandboxHandle]:
     """A sandbox for one command; with an agent if that must carry the command's connections."""
-    if spec.egress and client.capabilities.gateway:
+    if client.capabilities.egress_way(spec.egress) is EgressWay.GATEWAY:
         from sandbox_kernel.kernels import SandboxedKernel  # lazy: start-up time
 
         kernel = await SandboxedKernel.create(client, spec, _log)

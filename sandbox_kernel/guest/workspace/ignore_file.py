@@ -17,7 +17,10 @@ class Rules:
     """Regular expressions, and whether a matching path is ignored. The last match decides."""
 
     def __init__(self, rules: "Sequence[Tuple[str, bool]]") -> None:
-        self._rules = [(re.compile(pattern).match, ignored) for pattern, ignored in rules]
+        # A name may hold a line feed.
+        self._rules = [
+            (re.compile(pattern, re.DOTALL).match, ignored) for pattern, ignored in rules
+        ]
 
     def ignored(self, path: str) -> bool:
         for matches, ignored in reversed(self._rules):

@@ -25,6 +25,7 @@ from tornado.websocket import WebSocketClosedError
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.envelopes import Envelope, json_object, open_envelope
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.cell_ids import note_cell_id
 from sandbox_kernel.jupyter.server.missed_output import KernelOutput, unanswered
 
 _REQUEST = "execute_request"
@@ -105,6 +106,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             request = self._execute_request(incoming_msg)
             if request is not None:
                 self._output.notices.cell_sent(self, request)
+                provisioner = getattr(self.kernel_manager, "provisioner", None)
+                note_cell_id(provisioner, request, incoming_msg)
         super().handle_incoming_message(incoming_msg)
 
     def _execute_request(self, message: str | bytes) -> dict[str, Any] | None:

@@ -25,16 +25,18 @@ from sandbox_kernel.sandboxes.channel import Hangup
 from sandbox_kernel.sandboxes.local import bubblewrap, environment, jail_state
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup, sweep_cgroups
 from sandbox_kernel.sandboxes.local.handle import LocalHandle
+from sandbox_kernel.sandboxes.local.hidden_paths import contains
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.jail_start import Launch
-from sandbox_kernel.sandboxes.local.shared_folder import (
+from sandbox_kernel.sandboxes.local.placeholders import (
     Placeholder,
-    check_folder,
     make_placeholders,
+    missing_in,
     remove_placeholders,
 )
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
+from sandbox_kernel.sandboxes.local.shared_folder import check_folder
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, in_thread
 from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.unsaved_files import unsaved_in
 from sandbox_kernel.spec import SandboxSpec
@@ -99,8 +101,9 @@ class LocalClient(RecordingClient[LocalHandle]):
         spec = record.sandbox_spec()
         if spec.folder is not None and spec.folder_writable:
             await asyncio.to_thread(self._make_placeholders, record, spec)
+        contested = await asyncio.to_thread(self._is_contested, record)
         try:
-            launch.start()
+            launch.start(contested=contested)
             if not await launch.let_go():
                 raise Hangup
             record.data.update(launch.facts())
@@ -110,6 +113,7 @@ class LocalClient(RecordingClient[LocalHandle]):
             timeout = record.sandbox_spec().start_timeout
             request, _ = await open_request(runtime, {"kind": "info"}, timeout=timeout)
             request.close()
+            await asyncio.to_thread(launch.check_folder)
         except BaseException:
             launch.abort()
             raise
@@ -126,7 +130,9 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def remove(self, name: str) -> None:
         await super().remove(name)
         if name in self._made:  # somebody deleted its record
-            await asyncio.shield(self.discard(self._made[name]))
+            record = self._made[name]
+            await asyncio.shield(self.discard(record))
+            await in_thread(self.removed, record)
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)
@@ -134,11 +140,15 @@ class LocalClient(RecordingClient[LocalHandle]):
         self._made.pop(record.name, None)
 
     def _make_placeholders(self, record: Record, spec: SandboxSpec) -> None:
-        """In a folder that the jail may write. Those of other jails become its own, too."""
+        """In a folder that the jail may write. Those of other jails become its own, too. The record
+        names each before it exists: this process may be killed any time."""
         folder = check_folder(spec)
         others = self._placeholders_but(record)
         shared = [one for one in others if os.path.dirname(one[0]) == folder]
-        record.data["placeholders"] = [*shared, *make_placeholders(folder)]
+        wanted = missing_in(folder)
+        record.data["placeholders"] = [*shared, *wanted]
+        self.records.save(record)
+        record.data["placeholders"] = [*shared, *make_placeholders(wanted)]
         self.records.save(record)
 
     def _remove_placeholders(self, record: Record) -> None:
@@ -151,6 +161,18 @@ class LocalClient(RecordingClient[LocalHandle]):
     def _placeholders_but(self, record: Record) -> list[Placeholder]:
         others = (other for other in self.records.list(self.backend) if other.id != record.id)
         return [tuple(one) for other in others for one in other.data.get("placeholders", ())]
+
+    def _is_contested(self, record: Record) -> bool:
+        """Whether another jail may write to what this one is shown."""
+        folder = record.sandbox_spec().folder
+        if folder is None:
+            return False
+        real = os.path.realpath(folder)
+        others = [
+            one.sandbox_spec() for one in self.records.list(self.backend) if one.id != record.id
+        ]
+        written = [os.path.realpath(o.folder) for o in others if o.folder and o.folder_writable]
+        return any(contains(real, other) or contains(other, real) for other in written)
 
     async def is_unwanted(self, record: Record) -> bool:
         """A jail whose lease ran out, with all files saved."""
@@ -176,7 +198,8 @@ class LocalClient(RecordingClient[LocalHandle]):
         found = [Diagnosis(True, f"bubblewrap {version} ({bwrap.source}: {bwrap.path})")]
         name = f"doctor-{secrets.token_hex(4)}"
         try:
-            handle = await self.create(SandboxSpec(name=name, start_timeout=30.0))
+            spec = SandboxSpec(name=name, start_timeout=30.0, audit="none")
+            handle = await self.create(spec)
             result = await handle.exec("/bin/sh", ["-c", "exit 0"], timeout=30.0)
             limits = (await handle.info()).limits
         except (OSError, SandboxError) as error:

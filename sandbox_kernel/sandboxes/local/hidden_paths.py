@@ -55,10 +55,10 @@ def contains(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def exposes(path: str) -> str | None:
-    """What must stay hidden and lies in (or is) ``path``, in words; None if there is nothing."""
+def private_places() -> dict[str, str]:
+    """Folders that are never shown as a whole, and what they are."""
     home = os.path.expanduser("~")
-    hidden = {
+    places = {
         "/": "the whole system",
         "/etc": "the system's settings",
         "/var": "the system's data",
@@ -76,18 +76,37 @@ def exposes(path: str) -> str | None:
         str(runtime_dir()): "the sandboxes' own sockets (SANDBOX_KERNEL_RUNTIME_DIR)",
     }
     with contextlib.suppress(KeyError):  # a user without an entry has only $HOME
-        hidden[pwd.getpwuid(os.getuid()).pw_dir] = "the home folder"
+        places[pwd.getpwuid(os.getuid()).pw_dir] = "the home folder"
+    return places
+
+
+def exposes(path: str) -> str | None:
+    """What must stay hidden and lies in (or is) ``path``, in words; None if there is nothing."""
     real = os.path.realpath(path)
-    for secret, words in hidden.items():
+    for secret, words in private_places().items():
         if contains(real, os.path.realpath(secret)):
             return words
     return "a home folder" if os.path.dirname(real) == "/home" else None
 
 
+def is_part_of(path: str) -> str | None:
+    """What must stay hidden and ``path`` is a part of, in words; None if it is of nothing."""
+    real = os.path.realpath(path)
+    for place in ("/etc", "/proc", "/sys", "/dev", "/boot"):
+        if contains(place, real):
+            return f"of {place}"
+    home = os.path.realpath(os.path.expanduser("~"))
+    if home != "/" and contains(home, real) and os.path.relpath(real, home).startswith("."):
+        return "hidden" if real != home else None
+    return None
+
+
+ENVIRONMENT_MARKS = frozenset(("pyvenv.cfg", "conda-meta"))
+
+
 def is_environment(folder: str) -> bool:
     """Whether this is the folder of a Python or conda environment."""
-    marks = ("pyvenv.cfg", "conda-meta")
-    return any(os.path.exists(os.path.join(folder, mark)) for mark in marks)
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in ENVIRONMENT_MARKS)
 
 
 def shown_with(program: str) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ from sandbox_kernel.sandboxes.local.overlay_venv import (
     WITHOUT_NETWORK,
     overlay_venv,
 )
-from sandbox_kernel.sandboxes.local.shared_folder import folder_mounts
+from sandbox_kernel.sandboxes.local.shared_folder import SharedFolder, share
 from sandbox_kernel.sandboxes.local.system_mounts import (
     HOME,
     USER,
@@ -115,10 +115,14 @@ class Launch:
         self.init: ProcessId | None = None
         self.cgroup: Cgroup | None = None
         self._own_disk = False
+        self._shared: SharedFolder | None = None
 
-    def start(self) -> None:
-        """Start bubblewrap, up to the point where it waits to be let go."""
+    def start(self, *, contested: bool = False) -> None:
+        """Start bubblewrap, up to the point where it waits to be let go. ``contested``: another
+        sandbox may write to the folder that this one is shown."""
         self._folders.make()
+        if self._spec.folder is not None:
+            self._shared = share(self._spec, WORKSPACE, self._folders.empty, contested=contested)
         binds = self._binds()
         listener = self._hold(listen(self._folders.runtime).detach())
         log = self._open(self._folders.log, os.O_APPEND)
@@ -239,6 +243,12 @@ class Launch:
         self._close(self._config, self._block)
         return True
 
+    def check_folder(self) -> None:
+        """The jail answers, and nothing runs in it yet: is it shown what was meant? SpecError."""
+        if self._shared is not None:
+            assert self.init is not None
+            self._shared.check(f"/proc/{self.init.pid}/root")
+
     def _counted(self) -> list[str]:
         """Folders whose files count for the disk limit: not those that are the user's own."""
         return [HOME] if self._spec.folder is not None else [WORKSPACE, HOME]
@@ -333,8 +343,8 @@ class Launch:
         return [*shown, *hidden, *identity, *own]
 
     def _workspace(self) -> list[Mount]:
-        if self._spec.folder is not None:
-            return folder_mounts(self._spec, WORKSPACE, self._folders.empty)
+        if self._shared is not None:
+            return list(self._shared.mounts)
         return [Bind(str(self._folders.workspace), WORKSPACE, writable=True)]
 
     def _readable(self, path: str) -> Bind:

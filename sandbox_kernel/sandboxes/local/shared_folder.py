@@ -1,35 +1,36 @@
 """A host folder that a jail sees live as its workspace, and what in it the jail must not see.
 
-``Launch`` asks for the mounts when it starts a jail. Hidden names, keys and what ``.sandboxignore``
-names are covered by mounts of their own, which code in the jail can neither open, rename nor
-delete. A folder counts as one cover, whatever is in it. Links are left: they lead to what the jail
-sees anyway, or nowhere. docs/security.md says what covers cannot do.
+``Launch`` asks for the mounts when it starts a jail, and has them checked before anything runs in
+it. What ``folder_contents`` finds is covered by mounts of their own, which code in the jail can
+neither open, rename nor delete. docs/files.md says what covers cannot do.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.guest.workspace.ignore_file import IGNORE_FILE, IgnoreRefused, read_ignore
+from sandbox_kernel.guest.workspace.ignore_file import IGNORE_FILE
 from sandbox_kernel.paths import data_dir, runtime_dir
-from sandbox_kernel.private_names import HIDDEN, KEYS
-from sandbox_kernel.sandboxes.local.hidden_paths import contains, exposes, is_environment
-from sandbox_kernel.sandboxes.local.mounts import Bind, Mount
+from sandbox_kernel.sandboxes.local.folder_contents import Contents, Identity, look_through
+from sandbox_kernel.sandboxes.local.hidden_paths import (
+    contains,
+    exposes,
+    is_environment,
+    is_part_of,
+)
+from sandbox_kernel.sandboxes.local.mounts import Bind
 from sandbox_kernel.spec import SandboxSpec
 
 MOST_COVERS = 1000
-MOST_ENTRIES = 500_000
+_MOST_BYTES = 500_000
+"""Of their paths: they are on bubblewrap's command line."""
 _NO_FILE = "/dev/null"
 """On a mount without devices it cannot be opened."""
-
-Ignored = Callable[[str], bool]
-"""Whether a path relative to the folder is covered; a folder's ends with a slash."""
 
 
 def check_folder(spec: SandboxSpec) -> str:
@@ -42,15 +43,24 @@ def check_folder(spec: SandboxSpec) -> str:
     for own in (data_dir(), runtime_dir()):
         if contains(os.path.realpath(own), real):
             raise SpecError(f"{refused} is part of sandbox-kernel's own files.")
-    reason = exposes(real)
-    if reason:
-        raise SpecError(
-            f"{refused} cannot be shown: it is, or holds, {reason}. Move the notebook to a folder "
-            f"of its own, or set files=none."
-        )
+    check_not_private(real, refused)
     if spec.folder_writable:
         _check_writable(real, refused)
     return real
+
+
+def check_not_private(folder: str, refused: str) -> None:
+    """SpecError, which begins with ``refused``, for a folder that no sandbox may get any of."""
+    if reason := exposes(folder):
+        what = f"it is, or holds, {reason}"
+    elif reason := is_part_of(folder):
+        what = f"it is {reason}" if reason == "hidden" else f"it is part {reason}"
+    else:
+        return
+    raise SpecError(
+        f"{refused} cannot be shown: {what}. Move the notebook to a folder of its own, or set "
+        f"files=none."
+    )
 
 
 def _check_writable(real: str, refused: str) -> None:
@@ -73,142 +83,78 @@ def _is_hidden(path: str) -> bool:
     return path != "." and any(part.startswith(".") for part in path.split("/"))
 
 
-def folder_mounts(spec: SandboxSpec, target: str, empty: Path) -> list[Mount]:
-    """The mounts that show a spec's folder at ``target``. Changes nothing. SpecError if there is
-    too much to cover."""
-    real = check_folder(spec)
-    found: list[Mount] = [Bind(real, target, writable=spec.folder_writable)]
-    for path, is_folder in _covered(real):
-        source = str(empty) if is_folder else _NO_FILE
-        found.append(Bind(source, os.path.join(target, path)))
-        if len(found) > MOST_COVERS:
-            raise SpecError(
-                f"Sandbox {spec.name!r} was not created: more than {MOST_COVERS} files of "
-                f"{spec.folder} would have to be covered, such as {path}. Name a folder that "
-                f"holds many of them in {IGNORE_FILE}: it is covered as one."
-            )
-    if spec.folder_writable:
-        # Visible, but programs of the host run what is in them.
-        environments = (path for path in _environments(real) if not _is_hidden(path))
-        found += [Bind(os.path.join(real, p), os.path.join(target, p)) for p in environments]
-    return found
+@dataclass(frozen=True)
+class SharedFolder:
+    """The mounts that show a folder, and what they must have led to."""
 
+    source: str
+    target: str
+    mounts: Sequence[Bind]
+    contents: Contents
+    empty: Path
 
-def _covered(top: str) -> Iterator[tuple[str, bool]]:
-    """What is covered in a folder, by relative path, and whether it is a folder."""
-    ignored = _rules(top)
-    for path, is_folder in _walk(top, lambda path: not ignored(f"{path}/")):
-        if ignored(f"{path}/" if is_folder else path):
-            yield path, is_folder
+    def check(self, jail: str) -> None:
+        """Look through the root folder of a jail in which nothing runs yet: each mount shows what
+        was meant, and each cover is where it belongs. While bubblewrap made them, another sandbox
+        may have put links and other folders in their places. SpecError."""
+        hides = {_identity(str(self.empty)), _identity(_NO_FILE)}
+        for mount in self.mounts:
+            path = os.path.relpath(mount.target, self.target)
+            folder, name = os.path.split("" if path == "." else path)
+            covers = mount.source in (str(self.empty), _NO_FILE)
+            try:
+                fd = os.open(f"{jail}{self.target}/{folder}", os.O_PATH | os.O_DIRECTORY)
+                try:
+                    above, found = (
+                        os.fstat(fd),
+                        os.stat(name or ".", dir_fd=fd, follow_symlinks=False),
+                    )
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                raise self._moved(path) from error
+            known = self.contents.folders
+            right = hides if covers else {known["" if path == "." else path]}
+            if (above.st_dev, above.st_ino) != known[folder] or _of(found) not in right:
+                raise self._moved(path)
 
-
-def _environments(top: str) -> Iterator[str]:
-    def is_plain(path: str) -> bool:
-        return not is_environment(os.path.join(top, path))
-
-    for path, is_folder in _walk(top, is_plain):
-        if is_folder and not is_plain(path):
-            yield path
-
-
-def _walk(top: str, enters: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
-    """All files and folders but links, by relative path; below folders only if ``enters`` says."""
-    waiting, left = [""], MOST_ENTRIES
-    while waiting:
-        folder = waiting.pop()
-        try:
-            entries = sorted(os.scandir(os.path.join(top, folder)), key=lambda entry: entry.name)
-        except OSError:
-            continue  # what this user cannot list, the jail cannot either
-        left -= len(entries)
-        if left < 0:
-            raise SpecError(
-                f"{top} has more than {MOST_ENTRIES} files, too many to look for what must be "
-                f"covered. Name folders that the notebook does not need in {IGNORE_FILE}."
-            )
-        for entry in entries:
-            path = os.path.join(folder, entry.name)
-            if entry.is_symlink():
-                continue
-            is_folder = entry.is_dir(follow_symlinks=False)
-            yield path, is_folder
-            if is_folder and enters(path):
-                waiting.append(path)
-
-
-def _rules(top: str) -> Ignored:
-    from pathspec import GitIgnoreSpec  # lazy: start-up time
-
-    try:
-        lines = read_ignore(top).decode(errors="surrogateescape").splitlines()
-        named = GitIgnoreSpec.from_lines(lines)
-    except IgnoreRefused as error:
-        raise SpecError(str(error)) from error
-    except ValueError as error:
-        raise SpecError(f"{IGNORE_FILE} in {top} has an invalid pattern: {error}") from error
-    own = {
-        os.path.relpath(real, top)
-        for real in map(os.path.realpath, (data_dir(), runtime_dir()))
-        if contains(top, real)
-    }
-
-    def ignored(path: str) -> bool:
-        plain = path.rstrip("/")
-        name = os.path.basename(plain)
-        return (
-            name.startswith(HIDDEN[0])
-            or any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in KEYS)
-            or plain in own
-            or named.match_file(path)
+    def _moved(self, path: str) -> SpecError:
+        return SpecError(
+            f"The folder {self.source} was changed while a sandbox was started that was to be "
+            f"shown it ({path}). Try again."
         )
 
-    return ignored
+
+def share(spec: SandboxSpec, target: str, empty: Path, *, contested: bool) -> SharedFolder:
+    """Show a spec's folder at ``target``. Changes nothing. ``contested``: another sandbox may write
+    there. SpecError if there is too much to cover."""
+    real = check_folder(spec)
+    contents = look_through(real, contested=contested)
+    mounts = [Bind(real, target, writable=spec.folder_writable)]
+    for path, is_folder in contents.covered:
+        mounts.append(Bind(str(empty) if is_folder else _NO_FILE, os.path.join(target, path)))
+    if spec.folder_writable:
+        # A mount point can be neither renamed nor replaced, by code in the jail.
+        fixed = contents.fixed.difference(contents.environments)
+        mounts += [Bind(f"{real}/{p}", f"{target}/{p}", writable=True) for p in sorted(fixed)]
+        # Visible, but programs of the host run what is in them.
+        mounts += [Bind(f"{real}/{p}", f"{target}/{p}") for p in contents.environments]
+    if len(mounts) > MOST_COVERS or _length(mounts) > _MOST_BYTES:
+        raise SpecError(
+            f"Sandbox {spec.name!r} was not created: more than {MOST_COVERS} files of "
+            f"{spec.folder} would have to be covered, such as {contents.covered[-1][0]}. Name a "
+            f"folder that holds many of them in {IGNORE_FILE}: it is covered as one."
+        )
+    return SharedFolder(real, target, mounts, contents, empty)
 
 
-# --- names that do not exist yet
-
-GUARDED_FOLDERS = (".git", ".vscode", ".idea", ".husky", ".github", ".devcontainer")
-GUARDED_FILES = (".env", ".envrc", ".pre-commit-config.yaml")
-"""Names in the top folder that programs of the host obey unasked. Where they are missing, an empty
-placeholder is covered instead, or code in the jail could make them."""
-
-Placeholder = tuple[str, int, int]
-"""Its path, device and inode."""
+def _length(mounts: Iterable[Bind]) -> int:
+    return sum(len(os.fsencode(mount.source + mount.target)) for mount in mounts)
 
 
-def make_placeholders(real: str) -> list[Placeholder]:
-    """Make the missing ones. For a folder that is shown writable."""
-    made: list[Placeholder] = []
-    for name in (*GUARDED_FOLDERS, *GUARDED_FILES):
-        path = os.path.join(real, name)
-        try:
-            if name in GUARDED_FOLDERS:
-                os.mkdir(path, 0o700)
-            else:
-                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                os.close(os.open(path, flags, 0o600))
-        except FileExistsError:
-            continue
-        except OSError as error:
-            remove_placeholders(made)
-            raise SpecError(
-                f"The folder {real} cannot be shown writable: {error}. Choose files=mount-ro."
-            ) from error
-        found = os.lstat(path)
-        made.append((path, found.st_dev, found.st_ino))
-    return made
+def _identity(path: str) -> Identity:
+    return _of(os.stat(path, follow_symlinks=False))
 
 
-def remove_placeholders(made: list[Placeholder]) -> None:
-    """Remove those that are still as they were made: empty."""
-    for path, device, inode in made:
-        try:
-            found = os.lstat(path)
-            if (found.st_dev, found.st_ino) != (device, inode):
-                continue  # somebody has put something else in its place
-            if stat.S_ISDIR(found.st_mode):
-                os.rmdir(path)
-            elif found.st_size == 0:
-                os.unlink(path)
-        except OSError:
-            continue  # it is used, or gone
+def _of(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino
