@@ -95,3 +95,20 @@ def test_without_a_server_the_log_says_that_there_is_no_network(
         outputs(["import socket; socket.gethostbyname('one.test')"], monkeypatch, tmp_path, "")
     [said] = [one.getMessage() for one in caplog.records if "without a net" in one.getMessage()]
     assert "SANDBOX_KERNEL_EGRESS=HOST" in said
+
+
+def test_a_notebook_that_the_environment_names_asks_for_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For papermill and its like, which do not say which notebook they run."""
+    notebook = nbformat.v4.new_notebook(metadata={"sandbox_kernel": {"egress": ["two.example"]}})
+    nbformat.write(notebook, tmp_path / "n.ipynb")
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", str(tmp_path / "n.ipynb"))
+    ask = (
+        "import socket\n"
+        "for host in ('one.example', 'two.example'):\n"
+        "    try: print(socket.gethostbyname(host)[:4])\n"
+        "    except OSError: print('no')\n"
+    )
+    said = outputs([ask], monkeypatch, tmp_path, "one.example two.example")
+    assert said == ["no\n127.\n"]
