@@ -15,6 +15,7 @@ from sandbox_kernel.gateway.presets import expand
 from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.kernels.decision_log import DecisionLog
 from sandbox_kernel.kernels.live_policy import IN_FORCE, Change, ChangeWatch
+from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
 LOOK_EVERY = 1.0
@@ -23,12 +24,13 @@ LOOK_EVERY = 1.0
 log = logging.getLogger(__name__)
 
 
-async def gateway_for(handle: SandboxHandle) -> WayOut:
+async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None) -> WayOut:
     """For a sandbox with rules for egress. SpecError if a preset in them cannot be resolved."""
     cells = Cells(Trail.of(handle))
     decisions = DecisionLog(cells)
     gate = Gate(EgressPolicy())
-    gateway = Gateway(gate, audit=decisions, sandbox=handle.name)
+    rewriting = secrets.rewriting(decisions, handle.name) if secrets is not None else None
+    gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=rewriting)
     way_out = WayOut(gate, gateway, cells, decisions, handle)
     await way_out.begin()
     return way_out
