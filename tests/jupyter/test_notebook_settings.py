@@ -35,7 +35,7 @@ def kernel(**config: Any) -> KernelConfiguration:
     return read_configuration(config, default_name="k", environ={})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policies(partial=True),
     policies(partial=True),
