@@ -37,7 +37,7 @@ def egress_variables_for_image(policy: EgressPolicy) -> dict[str, str]:
     if not policy:
         return {}
     found = {k: v for k, v in _preset_variables(policy).items() if k not in _BUNDLES}
-    if any(rule.host == "@pip" for rule in policy.rules):
+    if any(rule.host == "@pip" for rule in policy.all_rules):
         found.update(_OWN_SYSTEM)
     return {**found, **_proxy_variables()}
 
