@@ -9,7 +9,9 @@ from sandbox_kernel.egress import DENY
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
+from sandbox_kernel.gateway.index_logins import IndexLogins
 from sandbox_kernel.gateway.presets import expand
+from sandbox_kernel.gateway.rewriting import Rewriting
 from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 from sandbox_kernel.sandboxes.base import SandboxHandle
@@ -21,7 +23,11 @@ async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None
     gate = Gate(found.policy)
     cells = Cells(Trail.of(handle))
     names = found.private_names
-    rewriting = secrets.rewriting(cells, handle.name) if secrets is not None else None
+    rewriting: Rewriting | None = None
+    if secrets is not None:
+        rewriting = secrets.rewriting(cells, handle.name)
+    if found.logins:
+        rewriting = IndexLogins(found.logins, rewriting)
     gateway = Gateway(
         gate, audit=cells, private_names=names, sandbox=handle.name, rewriting=rewriting
     )
