@@ -11,6 +11,7 @@ from sandbox_kernel.egress import DENY, EgressPolicy
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
+from sandbox_kernel.gateway.index_logins import IndexLogins
 from sandbox_kernel.gateway.presets import expand
 from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.kernels.decision_log import DecisionLog
@@ -30,8 +31,9 @@ async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None
     decisions = DecisionLog(cells)
     gate = Gate(EgressPolicy())
     rewriting = secrets.rewriting(decisions, handle.name) if secrets is not None else None
-    gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=rewriting)
-    way_out = WayOut(gate, gateway, cells, decisions, handle)
+    logins = IndexLogins(rewriting)
+    gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=logins)
+    way_out = WayOut(gate, gateway, logins, cells, decisions, handle)
     await way_out.begin()
     return way_out
 
@@ -43,6 +45,7 @@ class WayOut:
         self,
         gate: Gate,
         gateway: Gateway,
+        logins: IndexLogins,
         cells: Cells,
         decisions: DecisionLog,
         handle: SandboxHandle,
@@ -55,6 +58,7 @@ class WayOut:
         """They are other rules than those that the sandbox was made with."""
         self._gate = gate
         self._gateway = gateway
+        self._logins = logins
         self._sandbox = handle.name
         self._made_with = handle.spec.egress
         self._changes = ChangeWatch(handle.backend, handle.name, handle.id)
@@ -114,6 +118,7 @@ class WayOut:
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError."""
         found = await asyncio.to_thread(expand, policy)
+        self._logins.logins = found.logins
         self._gateway.private_names = found.private_names
         self._gate.set_policy(found.policy)
         self.policy = policy
