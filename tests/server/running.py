@@ -208,7 +208,13 @@ class Tab:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, kind: str, content: dict[str, Any], channel: str = "shell") -> str:
+    def send(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        channel: str = "shell",
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
         message_id = uuid.uuid4().hex
         header = {
             "msg_id": message_id,
@@ -218,16 +224,18 @@ class Tab:
             "date": "2026-01-01T00:00:00Z",
             "version": "5.3",
         }
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        parts = {"parent_header": {}, "metadata": metadata or {}, "content": content}
+        message = {"header": header, **parts}
         packed = serialize_msg_to_ws_v1(message, channel, lambda part: json.dumps(part).encode())
         self._socket.send_binary(packed)
         return message_id
 
-    def begin(self, code: str) -> str:
-        """Send a cell; the id of the request."""
+    def begin(self, code: str, cell_id: str = "") -> str:
+        """Send a cell, with its id as JupyterLab does; the id of the request."""
         # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
         options = {"silent": False, "store_history": True, "stop_on_error": False}
-        return self.send("execute_request", {"code": code, **options})
+        metadata = {"cellId": cell_id} if cell_id else {}
+        return self.send("execute_request", {"code": code, **options}, metadata=metadata)
 
     def read(self, within: float = PATIENCE) -> dict[str, Any]:
         """The next message. The server's pings do not count: they come for ever."""
