@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import random
 import statistics
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import trustme
+
 from benchmarks import proxies
 from benchmarks.columns import COLUMNS
 from benchmarks.compare import Results
@@ -31,13 +34,18 @@ from benchmarks.livekernel import LiveKernel
 from benchmarks.report import NOTHING, Check, figure, ratio
 from benchmarks.resources import pss
 from benchmarks.worker import Sizes
+from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.gateway import addresses
 from sandbox_kernel.gateway.names import Address
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.egress_environment import PROXY_PORT
+from sandbox_kernel.sandboxes.local.client import LocalClient
+from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel import background
 
-HOST = "bench.test"
+HOST, READ_HOST = "bench.test", "read.test"
+"""What the sandbox calls the servers: one without and one with TLS, whose requests are read."""
 LIMIT = 300.0
 AT_ONCE = 200
 REQUESTS = 60
@@ -70,17 +78,15 @@ class Column:
     run: Run
     proxy: str
     """The proxy's URL; empty: none."""
-    opaque_host: str
-    host: str
-    """The server's names, in connections that nobody reads and in those that may be read."""
+    hosts: Mapping[str, str]
+    """Way -> the server's name. A way without one is none of this column's."""
     pid: int | str | None
     """The proxy's process, if its memory is measured."""
-    transparent: bool = False
-    """Programs reach hosts by name, too."""
 
 
-# What connects curl to a column's proxy, and which name it asks for.
-OPAQUE, READ, BY_NAME = "opaque", "read", "by name"
+OPAQUE, HTTP, BY_NAME, TLS = "opaque", "http", "by name", "tls"
+"""Ways to a server: by CONNECT, without anybody who reads what passes; requests of plain HTTP to a
+proxy; without a proxy, in the sandbox; requests inside TLS, which the proxy ends and reads."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Row:
     unit: str
     measure: Callable[[Bench, Column, str], list[float]]
     """Gives samples in base units."""
-    way: str = READ
+    way: str = HTTP
     scale: float = 1.0
 
 
@@ -99,6 +105,7 @@ class Bench:
     """What the rows need."""
 
     port: int
+    tls_port: int
     size: int
     live: LiveKernel
     memory_before: Mapping[str, int] = field(default_factory=dict)
@@ -112,8 +119,8 @@ class Bench:
             ["--noproxy", "*"] if way == BY_NAME or not column.proxy else ["-x", column.proxy]
         )
         command += ["-p"] if way == OPAQUE and column.proxy else []
-        host = column.opaque_host if way == OPAQUE else column.host
-        command.append(f"http://{host}:{self.port}/{path}")
+        scheme, port = ("https", self.tls_port) if way == TLS else ("http", self.port)
+        command += ["-k", f"{scheme}://{column.hosts[way]}:{port}/{path}"]
         return column.run(["sh", "-c", shell, "sh", *command] if shell else command)
 
     # --- rows
@@ -197,30 +204,26 @@ class Bench:
 _MS, _MB = 1e3, 1e-6
 
 ROWS = (
-    Row("download", "200 MB, CONNECT", "MB/s", Bench.download, OPAQUE, _MB),
-    Row("download_name", "... by name, without a proxy", "MB/s", Bench.download, BY_NAME, _MB),
-    Row("download_http", "... plain HTTP", "MB/s", Bench.download, READ, _MB),
-    Row("upload", "200 MB sent, CONNECT", "MB/s", Bench.upload, OPAQUE, _MB),
-    Row("upload_http", "... plain HTTP", "MB/s", Bench.upload, READ, _MB),
+    Row("download", "download by CONNECT", "MB/s", Bench.download, OPAQUE, _MB),
+    Row("download_name", "download by name, no proxy set", "MB/s", Bench.download, BY_NAME, _MB),
+    Row("download_http", "download of plain HTTP", "MB/s", Bench.download, HTTP, _MB),
+    Row("download_tls", "download inside TLS that is read", "MB/s", Bench.download, TLS, _MB),
+    Row("upload", "upload by CONNECT", "MB/s", Bench.upload, OPAQUE, _MB),
+    Row("upload_http", "upload as plain HTTP", "MB/s", Bench.upload, HTTP, _MB),
+    Row("upload_tls", "upload inside TLS that is read", "MB/s", Bench.upload, TLS, _MB),
     Row("small_at_once", "200 small requests at once, CONNECT", "s", Bench.small_at_once, OPAQUE),
-    Row("large_at_once", "200 times 1 MB at once, CONNECT", "s", Bench.large_at_once, OPAQUE),
-    Row("memory", "... growth of the host process, at 200 open", "MB", Bench.memory, OPAQUE, _MB),
-    Row("new", "small request, new connection, CONNECT", "ms", Bench.new, OPAQUE, _MS),
+    Row("large_at_once", "200 large ones at once, CONNECT", "s", Bench.large_at_once, OPAQUE),
+    Row("memory", "memory of the process for 200 open", "MB", Bench.memory, OPAQUE, _MB),
+    Row("new", "small request, new connection: CONNECT", "ms", Bench.new, OPAQUE, _MS),
     Row("new_name", "... by name", "ms", Bench.new, BY_NAME, _MS),
-    Row("new_http", "... plain HTTP", "ms", Bench.new, READ, _MS),
-    Row("kept_http", "... plain HTTP, connection kept", "ms", Bench.kept, READ, _MS),
-    Row(
-        "cell_slow",
-        "cell during a download at 100 MB/s",
-        "ms",
-        Bench.cell_slow,
-        OPAQUE,
-        _MS,
-    ),
-    Row(
-        "cell_download", "cell during a download, no limit", "ms", Bench.cell_download, OPAQUE, _MS
-    ),
-    Row("cell_upload", "cell during an upload, no limit", "ms", Bench.cell_upload, OPAQUE, _MS),
+    Row("new_http", "... plain HTTP", "ms", Bench.new, HTTP, _MS),
+    Row("new_tls", "... inside TLS that is read", "ms", Bench.new, TLS, _MS),
+    Row("kept", "... connection kept: CONNECT", "ms", Bench.kept, OPAQUE, _MS),
+    Row("kept_http", "... plain HTTP", "ms", Bench.kept, HTTP, _MS),
+    Row("kept_tls", "... inside TLS that is read", "ms", Bench.kept, TLS, _MS),
+    Row("cell_slow", "cell during a download, 100 MB/s", "ms", Bench.cell_slow, OPAQUE, _MS),
+    Row("cell_download", "... as fast as it goes", "ms", Bench.cell_download, OPAQUE, _MS),
+    Row("cell_upload", "cell during an upload", "ms", Bench.cell_upload, OPAQUE, _MS),
 )
 
 
@@ -259,11 +262,20 @@ def measure(figures: Figures, folder: Path, size: int, rounds: int, progress: Pr
     measured so far."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(origin())
+        tls_port = stack.enter_context(origin(*_certificate(folder)))
         stack.enter_context(standing_for_names())
         progress("a sandbox with rules for egress")
-        live = stack.enter_context(kernel_with_egress(f"{HOST}:{port}"))
-        bench = Bench(port, size, live)
-        columns = [_sandbox_column(live, size)]
+        rules: list[dict[str, object]] = [{"host": HOST, "ports": [port]}]
+        read: dict[str, object] = {"host": READ_HOST, "ports": [tls_port]}
+        read["methods"] = ["GET", "POST"]
+        try:
+            LocalClient().check(SandboxSpec(egress=EgressPolicy.of(read)))
+            rules.append(read)
+        except SpecRefused as error:
+            figures.problems.append(f"TLS is not read here: {error}")
+        live = stack.enter_context(kernel_with_egress(rules))
+        bench = Bench(port, tls_port, size, live)
+        columns = [_sandbox_column(live, size, reads_tls=len(rules) > 1)]
         for name, start in (("mitmproxy", proxies.mitmproxy), ("tinyproxy", proxies.tinyproxy)):
             try:
                 proxy = stack.enter_context(start(folder))
@@ -287,7 +299,7 @@ def measure(figures: Figures, folder: Path, size: int, rounds: int, progress: Pr
 
 
 def _take(figures: Figures, bench: Bench, row: Row, column: Column) -> None:
-    if row.way == BY_NAME and not column.transparent:
+    if row.way not in column.hosts or (row.name.startswith("cell") and column.name == "tinyproxy"):
         return
     bench.idle.clear()
     try:
@@ -308,10 +320,10 @@ def _take(figures: Figures, bench: Bench, row: Row, column: Column) -> None:
 
 
 @contextlib.contextmanager
-def origin() -> Iterator[int]:
-    """The web server; its port."""
+def origin(*certificate: str) -> Iterator[int]:
+    """A web server; its port."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.origin"],
+        [sys.executable, "-m", "benchmarks.origin", *certificate],
         cwd=Path(__file__).resolve().parent.parent,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -325,6 +337,19 @@ def origin() -> Iterator[int]:
         process.stdin.close()
         process.wait(10)
         process.stdout.close()
+
+
+def _certificate(folder: Path) -> tuple[str, str]:
+    """A certificate and its key for the server with TLS, which this process trusts from now on."""
+    authority = trustme.CA()
+    made = authority.issue_cert(READ_HOST, proxies.READ_HOST)
+    chain, key, trusted = (str(folder / name) for name in ("chain.pem", "key.pem", "trusted.pem"))
+    for number, part in enumerate(made.cert_chain_pems):
+        part.write_to_path(chain, append=number > 0)
+    made.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(trusted)
+    os.environ["SSL_CERT_FILE"] = trusted
+    return chain, key
 
 
 @contextlib.contextmanager
@@ -350,8 +375,8 @@ def standing_for_names() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kernel_with_egress(rules: str) -> Iterator[LiveKernel]:
-    with mock.patch.dict(os.environ, SANDBOX_KERNEL_EGRESS=rules):
+def kernel_with_egress(rules: Sequence[Mapping[str, object]]) -> Iterator[LiveKernel]:
+    with mock.patch.dict(os.environ, SANDBOX_KERNEL_EGRESS=json.dumps(rules)):
         live, _ = LiveKernel.start(COLUMNS["sandbox"])
     try:
         yield live
@@ -359,7 +384,7 @@ def kernel_with_egress(rules: str) -> Iterator[LiveKernel]:
         live.discard()
 
 
-def _sandbox_column(live: LiveKernel, size: int) -> Column:
+def _sandbox_column(live: LiveKernel, size: int, *, reads_tls: bool) -> Column:
     found = live.manager.provisioner.kernel  # type: ignore[union-attr]
     assert isinstance(found, SandboxedKernel)
     handle = found.handle
@@ -373,7 +398,10 @@ def _sandbox_column(live: LiveKernel, size: int) -> Column:
 
     run(["truncate", "-s", str(size), UPLOAD])
     proxy = f"http://127.0.0.1:{PROXY_PORT}"
-    return Column("sandbox", run, proxy, HOST, HOST, "self", transparent=True)
+    hosts = {OPAQUE: HOST, HTTP: HOST, BY_NAME: HOST}
+    if reads_tls:
+        hosts[TLS] = READ_HOST
+    return Column("sandbox", run, proxy, hosts, "self")
 
 
 def _host_column(name: str, folder: Path, proxy: proxies.Proxy | None) -> Column:
@@ -384,7 +412,10 @@ def _host_column(name: str, folder: Path, proxy: proxies.Proxy | None) -> Column
         return done.stdout
 
     url, pid = (proxy.url, proxy.pid) if proxy else ("", None)
-    return Column(name, run, url, proxies.OPAQUE_HOST, proxies.READ_HOST, pid)
+    hosts = {OPAQUE: proxies.OPAQUE_HOST, HTTP: proxies.READ_HOST}
+    if name != "tinyproxy":
+        hosts[TLS] = proxies.READ_HOST
+    return Column(name, run, url, hosts, pid)
 
 
 # --- what is shown
@@ -413,23 +444,20 @@ def lines(figures: Figures) -> list[list[str]]:
 def checks(figures: Figures) -> Iterator[Check]:
     if not figures.columns:
         return
-    first = figures.columns[0]
-    by_name = {row.name: row for row in ROWS}
-    for name in ("download", "download_http"):
-        row = by_name[name]
-        shown = [
-            (other, found)
-            for other in figures.columns[1:-1]
-            if (found := figures.speed_ratio(row, other)) is not None
-        ]
-        for other, found in shown:
-            rule = f"{row.about}: >= {LEAST_SPEED} of {other}"
-            yield Check(rule, f"{found:.2f}", found >= LEAST_SPEED)
+    first, *others = figures.columns
     for row in ROWS:
-        found = figures.cell_ratio(row.name, first)
-        if found is not None:
-            rule = f"{row.about} <= {MOST_ROUND_TRIP} x idle"
-            yield Check(rule, f"{found:.2f} x", found <= MOST_ROUND_TRIP)
+        if row.name in ("download", "download_http", "download_tls", "upload", "upload_http"):
+            for name in others[:-1]:  # the last is none
+                found = figures.speed_ratio(row, name)
+                if found is not None:
+                    rule = f"{row.about}: at least {LEAST_SPEED} of {name}"
+                    ok = found >= LEAST_SPEED if name == "mitmproxy" else None
+                    yield Check(rule, f"{found:.2f}", ok)
+        share = figures.cell_ratio(row.name, first)
+        if share is not None:
+            rule = f"{row.name}: round trip of a cell <= {MOST_ROUND_TRIP} x idle"
+            ok = share <= MOST_ROUND_TRIP if row.name != "cell_upload" else None
+            yield Check(rule, f"{share:.2f} x", ok)
 
 
 def unused_checks(results: Results) -> Iterator[Check]:
