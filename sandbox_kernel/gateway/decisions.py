@@ -18,7 +18,8 @@ from sandbox_kernel.gateway.names import NameRefused, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
 
 _WEB_PORTS = (80, 443)
-_NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
+NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
+UNREADABLE = "it is neither TLS nor HTTP, so its requests cannot be read"
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})?")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
 _NEVER_ENCODED = frozenset("/\\%\x7f")
@@ -51,8 +52,10 @@ class Decision:
         return Refusal(self.status, self.denial(target), wait=self.wait)
 
 
-def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
-    """The decision for a connection of which only the target is known."""
+def judge_connection(
+    policy: EgressPolicy, target: Target, why_unread: str = NEEDS_EXTRA
+) -> Decision:
+    """The decision for a connection of which only the target is known, and why nothing else is."""
     unread: tuple[int, EgressRule] | None = None
     for number, rule in enumerate(policy.rules, 1):
         if not rule.concerns(target.host, target.port):
@@ -62,7 +65,7 @@ def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
             break
         if rule.action == DENY or rule.rate_limit_rpm is not None:
             verb = "denies" if rule.action == DENY else "limits"
-            reason = f"rule {number} {verb} some requests to {rule.host}; {_NEEDS_EXTRA}"
+            reason = f"rule {number} {verb} some requests to {rule.host}; {why_unread}"
             return Decision(DENY, rule, number, reason)
         unread = unread or (number, rule)
     else:
@@ -70,7 +73,7 @@ def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
     if decision.allowed or unread is None:
         return decision
     number, rule = unread
-    reason = f"rule {number} allows only some requests to {rule.host}; {_NEEDS_EXTRA}"
+    reason = f"rule {number} allows only some requests to {rule.host}; {why_unread}"
     return Decision(DENY, rule, number, reason)
 
 
@@ -87,15 +90,42 @@ def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) 
     return _decided(policy, target, None, None)
 
 
-def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
-    """Whether some request to the target can be allowed."""
-    for rule in policy.rules:
+def judge_some(policy: EgressPolicy, target: Target) -> Decision:
+    """The decision for a connection in which each request is going to be decided: it is denied if
+    none could be allowed."""
+    for number, rule in enumerate(policy.rules, 1):
         if rule.concerns(target.host, target.port):
             if rule.action == ALLOW and (target.address is None or rule.is_address):
-                return True
+                return _decided(policy, target, number, rule)
             if not rule.is_partial:
-                return False
-    return policy.default == ALLOW and target.address is None
+                return _decided(policy, target, number, rule)
+    return _decided(policy, target, None, None)
+
+
+def reads_requests(policy: EgressPolicy, target: Target) -> bool:
+    """Whether a rule that counts for this target looks at single requests."""
+    for rule in policy.rules:
+        if rule.concerns(target.host, target.port):
+            return rule.is_partial or rule.rate_limit_rpm is not None
+    return False
+
+
+def may_read_requests(policy: EgressPolicy) -> bool:
+    """Whether that can be so for any target."""
+    return any(rule.is_partial or rule.rate_limit_rpm is not None for rule in policy.rules)
+
+
+def is_partial(policy: EgressPolicy, target: Target) -> bool:
+    """Whether requests to the target differ by method or path, so that one must read them."""
+    for rule in policy.rules:
+        if rule.concerns(target.host, target.port):
+            return rule.is_partial
+    return False
+
+
+def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
+    """Whether some request to the target can be allowed."""
+    return judge_some(policy, target).allowed
 
 
 def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:

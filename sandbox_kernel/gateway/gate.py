@@ -52,11 +52,25 @@ class Gate:
 
         return forget
 
-    def connection(self, host: str | Target, port: int = 0) -> Decision:
+    def connection(
+        self, host: str | Target, port: int = 0, *, why_unread: str = decisions.NEEDS_EXTRA
+    ) -> Decision:
         """Decide for a connection of which nothing but the target is known, and count it.
         NameRefused for a host that is none."""
         target = _target(host, port)
-        return self._counted(decisions.judge_connection(self._policy, target))
+        return self._counted(decisions.judge_connection(self._policy, target, why_unread))
+
+    def some(self, target: Target) -> Decision:
+        """Decide whether a connection makes sense in which each request is decided."""
+        return decisions.judge_some(self._policy, target)
+
+    def reads_requests(self, target: Target) -> bool:
+        """Whether a rule that counts for this target looks at single requests."""
+        return decisions.reads_requests(self._policy, target)
+
+    def is_partial(self, target: Target) -> bool:
+        """Whether requests to the target differ by method or path."""
+        return decisions.is_partial(self._policy, target)
 
     def request(self, host: str | Target, port: int, method: str, path: str) -> Decision:
         """Decide for an HTTP request that can be read (path without query), and count it."""

@@ -12,7 +12,6 @@ from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.names import NameRefused, Target, read_url
 
 Credentials = dict[str, tuple[str, str]]
-_LOOPBACK_NAMES = ("localhost", ".localhost")
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Source:
             self.credentials[target.host] = login
         if target.address is None:
             self.private_names.add(target.host)
-            if target.host.endswith(_LOOPBACK_NAMES):
+            if is_loopback_name(target.host):
                 self.private_names.add(str(target))
         return plain
 
@@ -92,6 +91,11 @@ def _rules(rule: EgressRule, targets: Iterable[Target]) -> list[EgressRule]:
     return [
         replace(rule, host=target.host, ports=rule.ports or (target.port,)) for target in targets
     ]
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a name means the machine that looks it up."""
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def is_web(url: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit, guest_program
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
@@ -37,6 +38,7 @@ from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.kernels.cells import Cells
+    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
     from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
@@ -64,6 +66,7 @@ class SandboxedKernel(KernelProcess):
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
+        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -92,8 +95,10 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
+            spec, in_use = await _with_placeholders(client, spec)
             handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
+            kernel._secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -258,17 +263,19 @@ class SandboxedKernel(KernelProcess):
         return way is EgressWay.GATEWAY
 
     async def _gateway(self) -> WayOut | None:
+        await self._find_secrets()
         if not self._has_gateway:
             return None
         # In a thread: most kernels have none, and the others need not wait for its modules.
         way_out = await asyncio.to_thread(import_module, "sandbox_kernel.kernels.way_out")
-        found: WayOut = await way_out.gateway_for(self.handle)
+        found: WayOut = await way_out.gateway_for(self.handle, self._secrets)
         return found
 
     async def _open_ways_out(self) -> None:
         """Nothing changes if they are open, as in a copy of a running sandbox."""
         opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
-        if not opened.get("names") and self.handle.python:
+        by_name = isinstance(opened, dict) and opened.get("names") is True
+        if not by_name and self.handle.python:
             self.log.warning(
                 "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
                 "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
@@ -327,6 +334,22 @@ class SandboxedKernel(KernelProcess):
             if self._has_gateway:
                 await self._open_ways_out()
         self._before = await self.handle.info()
+
+    async def _find_secrets(self) -> None:
+        """Those of a sandbox that another process made."""
+        spec = self.handle.spec
+        if self._secrets is not None or not self.client.capabilities.puts_in_secrets(spec):
+            return
+        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
+
+        self._secrets = await found_again(spec)
+        for problem in self._secrets.problems:
+            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        if self._secrets is None or not self._secrets.exposes:
+            return {}
+        return self._secrets.expose(Trail.of(self.handle), self.handle.name)
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:
@@ -511,6 +534,18 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_placeholders(
+    client: SandboxClient, spec: SandboxSpec
+) -> tuple[SandboxSpec, SecretsInUse | None]:
+    """The spec of a sandbox with what stands for its secrets there."""
+    if not client.capabilities.puts_in_secrets(spec):
+        return spec, None
+    from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
+
+    client.check(spec)  # before anything is asked for values
+    return await prepared(spec)
 
 
 async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sandbox_kernel.egress import EgressRule
 from sandbox_kernel.gateway.addresses import (
     Dialler,
+    SystemResolver,
     is_own_address,
     kind_of,
     may_dial,
-    resolve_with_system,
 )
 from sandbox_kernel.gateway.names import Address, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
@@ -189,6 +189,16 @@ async def test_the_next_address_is_tried() -> None:
     assert caught.value.status == 502
 
 
+async def test_behind_a_proxy_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway dials itself: of a proxy's connections it could check no address."""
+    target = Target("a.example", 1)
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:word@proxy.example:3128")
+    why = "cannot be reached: .*the gateway does not use this machine's HTTPS_PROXY"
+    with pytest.raises(Refusal, match=why) as caught:
+        await dialler(["127.0.0.1"], trusted=[str(target)]).dial(target, None)
+    assert "proxy.example" not in str(caught.value)
+
+
 async def test_dns_that_fails_or_does_not_answer() -> None:
     async def fails(name: str, port: int) -> Sequence[Address]:
         raise OSError(-2, "Name or service not known")
@@ -206,4 +216,4 @@ async def test_dns_that_fails_or_does_not_answer() -> None:
 
 
 async def test_the_systems_resolver() -> None:
-    assert ipaddress.ip_address("127.0.0.1") in await resolve_with_system("localhost", 80)
+    assert ipaddress.ip_address("127.0.0.1") in await SystemResolver()("localhost", 80)
