@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -191,9 +191,6 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
         raise _wrong("takes a list of strings", value)
     return tuple(items)
-
-
-WORDS = ValueKind(_words, "NAME", several=True)
 
 
 def _path(value: Any) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from sandbox_kernel.audit.trail import KEEPS
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.secret_declarations import SecretDeclaration, read_secrets
 from sandbox_kernel.settings import (
     BOOLEAN,
     FOLDER,
@@ -28,7 +29,6 @@ from sandbox_kernel.settings import (
     PATHS,
     PROGRAM,
     TEXT,
-    WORDS,
     Setting,
     ValueKind,
     changed_fields,
@@ -150,7 +150,12 @@ class SandboxSpec:
         "host interpreter whose environment the sandbox shows (default: this one)",
         PROGRAM,
     )
-    secrets: tuple[str, ...] = _enforced((), "names of secrets that the sandbox may use", WORDS)
+    secrets: tuple[SecretDeclaration, ...] = _enforced(
+        (),
+        "secrets that the sandbox may use without seeing them, NAME@HOST, or objects as JSON",
+        ValueKind(read_secrets, "SECRET", several=True),
+    )
+    """Also taken: whatever ``read_secrets`` reads. Declared by name; never the values."""
     egress: EgressPolicy = _enforced(  # noqa: RUF009  (it makes a field)
         EgressPolicy,
         "hosts that the sandbox may reach, or rules as JSON; none means no network",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandbox_kernel.gateway.byte_source import ByteSource
+from sandbox_kernel.gateway.rewriting import Filter
 from sandbox_kernel.gateway.watch import Watch
 
 HALF_CLOSED = 60.0
@@ -63,10 +64,12 @@ async def relay(
     watch: Watch,
     *,
     first: Callable[[], Awaitable[None]] | None = None,
+    downwards_filter: Filter | None = None,
 ) -> None:
     """Copy until both sides have ended, or one of them broke (OSError). The end of one direction is
     passed on, and the other continues. ``first`` runs before the client's first byte is passed on,
-    while the server may already speak; what it raises ends both. The caller closes both."""
+    while the server may already speak; what it raises ends both. The filter changes what the server
+    sends. The caller closes both."""
 
     async def upwards() -> None:
         if first is not None:
@@ -80,10 +83,14 @@ async def relay(
 
     async def downwards() -> None:
         while data := await server.source.some():
+            if downwards_filter is not None:
+                data = downwards_filter.feed(data)
             client.writer.write(data)
             counts.received += len(data)
             await client.writer.drain()
             watch.moved()
+        if downwards_filter is not None:
+            client.writer.write(downwards_filter.end())
         _end(client.writer)
         watch.hurry(HALF_CLOSED)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sandbox_kernel.egress import ALLOW, DENY
@@ -23,6 +24,7 @@ from sandbox_kernel.gateway.watch import Watch
 log = logging.getLogger(__name__)
 
 ERROR = "error"
+_MOST_WHOLE_BODIES = 16
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Passage:
     decision: Decision | None = None
     counts: Counts = field(default_factory=Counts)
     started: float = field(default_factory=time.monotonic)
+    secrets: Sequence[str] = ()
+    """Names of those that were put in; may grow as long as it lasts."""
     established: bool = False
     """The client was told that it is connected."""
 
@@ -66,6 +70,8 @@ class Service:
         self.limits = limits
         self.rewriting = rewriting or Unchanged()
         self.budget = Budget()
+        self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
+        """For requests whose body is in memory before they are sent."""
         self._audit = audit
         self._sandbox = sandbox
         self._under_way: dict[Watch, Passage] = {}
@@ -125,6 +131,7 @@ class Service:
             sent=passage.counts.sent,
             received=passage.counts.received,
             seconds=time.monotonic() - passage.started,
+            secrets=passage.secrets,
         )
         try:
             self._audit(event)

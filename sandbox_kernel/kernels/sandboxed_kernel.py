@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit, guest_program
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
@@ -36,6 +37,7 @@ from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.kernels.cells import Cells
+    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -62,6 +64,7 @@ class SandboxedKernel(KernelProcess):
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
+        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -90,8 +93,10 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
+            spec, in_use = await _with_placeholders(client, spec)
             handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
+            kernel._secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -294,10 +299,11 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
+        await self._find_secrets()
         if self._has_gateway:
             from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
 
-            self.tunnel.outlet.gateway = await gateway_for(self.handle)
+            self.tunnel.outlet.gateway = await gateway_for(self.handle, self._secrets)
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -311,6 +317,22 @@ class SandboxedKernel(KernelProcess):
             if self._has_gateway:
                 await self._open_ways_out()
         self._before = await self.handle.info()
+
+    async def _find_secrets(self) -> None:
+        """Those of a sandbox that another process made."""
+        spec = self.handle.spec
+        if self._secrets is not None or not self.client.capabilities.puts_in_secrets(spec):
+            return
+        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
+
+        self._secrets = await found_again(spec)
+        for problem in self._secrets.problems:
+            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        if self._secrets is None or not self._secrets.exposes:
+            return {}
+        return self._secrets.expose(Trail.of(self.handle), self.handle.name)
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:
@@ -495,6 +517,18 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_placeholders(
+    client: SandboxClient, spec: SandboxSpec
+) -> tuple[SandboxSpec, SecretsInUse | None]:
+    """The spec of a sandbox with what stands for its secrets there."""
+    if not client.capabilities.puts_in_secrets(spec):
+        return spec, None
+    from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
+
+    client.check(spec)  # before anything is asked for values
+    return await prepared(spec)
 
 
 async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:

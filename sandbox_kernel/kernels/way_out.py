@@ -11,16 +11,20 @@ from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.presets import expand
 from sandbox_kernel.kernels.cells import Cells
+from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
 from sandbox_kernel.sandboxes.base import SandboxHandle
 
 
-async def gateway_for(handle: SandboxHandle) -> WayOut:
+async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None) -> WayOut:
     """For a sandbox with rules for egress. SpecError if a preset in them cannot be resolved."""
     found = await asyncio.to_thread(expand, handle.spec.egress)
     gate = Gate(found.policy)
     cells = Cells(Trail.of(handle))
     names = found.private_names
-    gateway = Gateway(gate, audit=cells, private_names=names, sandbox=handle.name)
+    rewriting = secrets.rewriting(cells, handle.name) if secrets is not None else None
+    gateway = Gateway(
+        gate, audit=cells, private_names=names, sandbox=handle.name, rewriting=rewriting
+    )
     return WayOut(gate, gateway, cells, handle.name)
 
 

@@ -130,12 +130,13 @@ async def running(
     default: str = "deny",
     transparent: tuple[str, int] | None = None,
     ends_tls: tuple[Authority, Callable[[], ssl.SSLContext]] | None = None,
+    events: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway with these rules, which ends TLS with an authority and what it trusts of servers,
     if given. Names resolve to the loopback, where ``trusted`` (``name:port``)
     may be dialled, or to what ``names`` has for them."""
-    events: list[dict[str, Any]] = []
+    events = [] if events is None else events
     resolved: list[str] = []
 
     async def resolve(name: str, port: int) -> Sequence[Address]:

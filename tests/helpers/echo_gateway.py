@@ -62,7 +62,7 @@ def echo_for_all(monkeypatch: pytest.MonkeyPatch) -> Echo:
     """The gateway of every sandbox with rules, from now on."""
     gateway = Echo()
 
-    async def gateway_for(handle: object) -> Echo:
+    async def gateway_for(handle: object, secrets: object = None) -> Echo:
         return gateway
 
     monkeypatch.setattr(way_out, "gateway_for", gateway_for)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -102,8 +103,9 @@ class Session:
         if not decision.allowed:
             raise decision.refusal(target)
         rewritten = service.rewriting.request(
-            target, request.method, request.path_and_query, request.headers
+            target, request.method, request.path_and_query, request.headers, secure=True
         )
+        passage.secrets = rewritten.secrets
         async with Watch(service.limits.idle) as watch:
             with service.under_way(passage, watch):
                 stream.on_broken = watch.end
@@ -111,7 +113,10 @@ class Session:
                     *(target, request, stream, is_whole, passage.counts, watch),
                     service.rewriting,
                 )
-                await exchange.run(rewritten, lambda: self._to_server(passage))
+                async with contextlib.AsyncExitStack() as held:
+                    if rewritten.sign is not None and not is_whole:
+                        await held.enter_async_context(service.whole_bodies)
+                    await exchange.run(rewritten, lambda: self._to_server(passage))
 
     async def _to_server(self, passage: Passage) -> Peer:
         """The connection to the server, a new one if there is none that takes requests."""

@@ -48,13 +48,11 @@ class LocalClient(RecordingClient[LocalHandle]):
     backend = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
         *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "folder"),
-        *("readable", "python", "egress", "gateway", "byte_exact_streams", "reattach"),
+        *("readable", "python", "egress", "secrets", "gateway", "byte_exact_streams", "reattach"),
         egress_parts=GATEWAY_PARTS,
         notes={
             "image": "The local jail shows the host's own system; choose the interpreter with "
             "python, or use a backend with images.",
-            "secrets": "The local jail has no way to use a secret without showing it; pass what "
-            "the code may know in env.",
         },
     )
     commands_apart: ClassVar[bool] = True
