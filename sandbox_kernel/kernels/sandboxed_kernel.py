@@ -38,6 +38,7 @@ from sandbox_kernel.untrusted_text import printable
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.kernels.cells import Cells
     from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
+    from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -59,6 +60,9 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
+        self.way_out: WayOut | None = None
+        """What its connections pass through, if it has rules for egress."""
+        self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
         self._companions = OwnedTasks()
         self._short_lease = False
@@ -303,7 +307,8 @@ class SandboxedKernel(KernelProcess):
         if self._has_gateway:
             from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
 
-            self.tunnel.outlet.gateway = await gateway_for(self.handle, self._secrets)
+            self.way_out = await gateway_for(self.handle, self._secrets)
+            self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -316,6 +321,10 @@ class SandboxedKernel(KernelProcess):
                 ) from None
             if self._has_gateway:
                 await self._open_ways_out()
+        if (way_out := self.way_out) is not None:
+            outlet = self.tunnel.outlet
+            await self._rules.cancel()
+            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
         self._before = await self.handle.info()
 
     async def _find_secrets(self) -> None:
@@ -496,6 +505,7 @@ class SandboxedKernel(KernelProcess):
 
     async def _stop_using(self) -> None:
         await self._companions.cancel()
+        await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
 

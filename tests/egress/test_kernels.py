@@ -74,3 +74,24 @@ def test_a_kernel_without_rules_is_as_before(
     assert "name resolution" in refused or "Name or service not known" in refused
     [log] = (data_dir() / "audit").glob("*.jsonl")
     assert "egress" not in [event["kind"] for event in read(log)]
+
+
+def test_without_a_server_the_log_says_what_is_denied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each host once, whatever the program makes of it."""
+    ask = "import socket\ntry: socket.gethostbyname('one.test')\nexcept OSError: pass"
+    with caplog.at_level("WARNING"):
+        assert outputs([ask, ask], monkeypatch, tmp_path, "data.example") == ["", ""]
+    [said] = [one.getMessage() for one in caplog.records if "egress denied" in one.getMessage()]
+    assert said.startswith("egress denied: one.test (no rule can permit this name). To allow it: ")
+    assert said.endswith(" +one.test`; for new sandboxes: egress in SANDBOX_KERNEL_EGRESS."), said
+
+
+def test_without_a_server_the_log_says_that_there_is_no_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        outputs(["import socket; socket.gethostbyname('one.test')"], monkeypatch, tmp_path, "")
+    [said] = [one.getMessage() for one in caplog.records if "without a net" in one.getMessage()]
+    assert "SANDBOX_KERNEL_EGRESS=HOST" in said
