@@ -288,6 +288,8 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, EgressRule):
         return item
     if isinstance(item, str):
+        if _network(item.removeprefix("!")) is not None:  # its colons begin no port
+            return EgressRule(item.removeprefix("!"), DENY if item.startswith("!") else ALLOW)
         found = _SHORT.fullmatch(item)
         if found is None:
             raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")

@@ -12,7 +12,6 @@ from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.names import NameRefused, Target, read_url
 
 Credentials = dict[str, tuple[str, str]]
-_LOOPBACK_NAMES = ("localhost", ".localhost")
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Source:
             self.credentials[target.host] = login
         if target.address is None:
             self.private_names.add(target.host)
-            if target.host.endswith(_LOOPBACK_NAMES):
+            if is_loopback_name(target.host):
                 self.private_names.add(str(target))
         return plain
 
@@ -60,11 +59,13 @@ def expand(policy: EgressPolicy) -> Expansion:
     process: call it in a thread. SpecError if a package manager is not set up here."""
     presets = {rule.host for rule in policy.all_rules if rule.is_preset}
     sources = {preset: _source(preset) for preset in sorted(presets)}
+    # Rules within others are those of a notebook: they give it no trust that it was not granted.
+    granted = [sources[rule.host] for rule in policy.levels[-1].rules if rule.is_preset]
     return Expansion(
         _expanded(policy, sources),
-        frozenset(name for source in sources.values() for name in source.private_names),
+        frozenset(name for source in granted for name in source.private_names),
         {key: value for source in sources.values() for key, value in source.env.items()},
-        {host: login for source in sources.values() for host, login in source.credentials.items()},
+        {host: login for source in granted for host, login in source.credentials.items()},
     )
 
 
@@ -93,6 +94,11 @@ def _rules(rule: EgressRule, targets: Iterable[Target]) -> list[EgressRule]:
     return [
         replace(rule, host=target.host, ports=rule.ports or (target.port,)) for target in targets
     ]
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a name means the machine that looks it up."""
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def is_web(url: str) -> bool:

@@ -124,6 +124,10 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = npm_registry.read()
     assert sorted(map(str, source.targets)) == ["b.example:81", "npm.example:443"]
     assert source.env == {"NPM_CONFIG_REGISTRY": "https://npm.example/"}
+    (tmp_path / ".npmrc").write_text("@us:registry=http://b.example:81/\n")
+    source = npm_registry.read()  # all other scopes have the registry that everybody has
+    assert sorted(map(str, source.targets)) == ["b.example:81", "registry.npmjs.org:443"]
+    assert source.env == {}
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "https://u:p@c.example/npm/")
     assert npm_registry.read().env == {"NPM_CONFIG_REGISTRY": "https://c.example/npm/"}
 
