@@ -65,7 +65,7 @@ for file in {" ".join(system)}; do
     if [ -s "$file" ]; then system="$file"; break; fi
 done
 [ -e {roots_file} ] || {{ [ -z "$system" ] || cat "$system"; }} > {roots_file}
-cat {roots_file} {new} > {bundle}
+{{ cat {roots_file}; echo; cat {new}; }} > {bundle}
 if [ -n "$system" ] && [ -w "$system" ]; then cat {bundle} > "$system" || true; fi
 rm {new}
 """
