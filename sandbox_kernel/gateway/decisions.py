@@ -136,12 +136,7 @@ def judge_some(policy: EgressPolicy, target: Target) -> Decision:
 def reads_requests(policy: EgressPolicy, target: Target) -> bool:
     """Whether a rule that counts for this target looks at single requests."""
     first = [_first(level, target) for level in policy.levels]
-    return any(rule and (rule.is_partial or rule.rate_limit_rpm is not None) for rule in first)
-
-
-def may_read_requests(policy: EgressPolicy) -> bool:
-    """Whether that can be so for any target."""
-    return any(rule.is_partial or rule.rate_limit_rpm is not None for rule in policy.all_rules)
+    return any(rule is not None and rule.counts_requests for rule in first)
 
 
 def is_partial(policy: EgressPolicy, target: Target) -> bool:

@@ -29,12 +29,14 @@ def egress_variables(policy: EgressPolicy) -> dict[str, str]:
     return {**shown, **_proxy_variables()}
 
 
-def egress_variables_for_image(policy: EgressPolicy) -> dict[str, str]:
-    """The same for a sandbox with files of its own, which knows none of the host's bundles."""
+def egress_variables_for_image(policy: EgressPolicy, *, reads: bool = False) -> dict[str, str]:
+    """The same for a sandbox with files of its own, which knows none of the host's bundles. Where
+    requests must be read for it (``reads``, or for a rule), there will be one at IMAGE_BUNDLE."""
     if not policy:
         return {}
     found = {k: v for k, v in _preset_variables(policy).items() if k not in BUNDLE_VARIABLES}
-    trust = _trust_variables(IMAGE_BUNDLE) if may_end_tls(policy) else {}
+    reads = (reads or policy.counts_requests) and may_end_tls(policy)
+    trust = _trust_variables(IMAGE_BUNDLE) if reads else {}
     return {**found, **trust, **_proxy_variables()}
 
 
