@@ -11,7 +11,9 @@ proxy_protocol  tells HTTP and SOCKS clients apart
 http_head       heads of HTTP/1 messages, read strictly; http_body: framing
 socks           SOCKS5
 tls_hello       the name in a TLS ClientHello
-http_forward    forwards plain HTTP, request by request
+http_forward    forwards HTTP/1, request by request
+tls             ends TLS where requests must be read (the extra ``gateway``)
+http2           forwards HTTP/2, request by request
 relay           copies bytes both ways
 rewriting       what is changed in messages that are read: the seam for secrets
 secret_*        secrets: where values come from, how they are held, put in and taken out

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.audit import Trail
 from sandbox_kernel.egress import DENY, EgressPolicy
-from sandbox_kernel.errors import SpecError
+from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.gateway.audit import egress_event
-from sandbox_kernel.gateway.decisions import may_read_requests
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.index_logins import IndexLogins
@@ -125,22 +124,29 @@ class WayOut:
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError; SandboxError."""
         found = await asyncio.to_thread(expand, policy)
-        if may_read_requests(found.policy) or found.logins:
-            if any(rule.is_partial for rule in found.policy.all_rules) and not extra.installed():
+        if found.policy.counts_requests or found.logins:
+            partial = any(rule.is_partial for rule in found.policy.all_rules)
+            if partial and not extra.installed():
                 raise SpecError(f"Rules with methods or paths are not used: {extra.MISSING}")
-            await self._end_tls()
+            await self._end_tls(may_fail=not partial)
         self._logins.logins = found.logins
         self._gateway.private_names = found.private_names
         self._gate.set_policy(found.policy)
         self.policy = policy
 
-    async def _end_tls(self) -> None:
+    async def _end_tls(self, *, may_fail: bool = False) -> None:
         """Be able to read encrypted requests: with an authority that the sandbox trusts, and whose
-        key is in this process only. Without the extra they are denied, or counted by connection."""
+        key is in this process only. ``may_fail``: a rate can also count connections."""
         if self._gateway.ends_tls or not extra.installed():
             return
         from sandbox_kernel.gateway.tls.authority import Authority  # lazy: most need none
 
         authority = await asyncio.to_thread(Authority, self._sandbox)
-        await self._handle.trust(authority.certificate)
+        try:
+            await self._handle.trust(authority.certificate)
+        except SandboxError as error:
+            if not may_fail:
+                raise
+            log.warning("Rates of sandbox %s count connections: %s", self._sandbox, error)
+            return
         self._gateway.end_tls(authority)

@@ -21,7 +21,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_DELETE = _answer  # noqa: N815
 
-    def log_message(self, format: str, *arguments: object) -> None: ...
+    def log_message(self, *_: object) -> None: ...
 
 
 @contextlib.contextmanager

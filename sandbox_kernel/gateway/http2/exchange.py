@@ -25,7 +25,8 @@ _MOST_INTERIM = 16
 
 
 class Exchange:
-    """Passes on one request that was allowed, and its response. ``is_whole``: it has no body."""
+    """Passes on one request that was allowed, and its response. ``is_whole``: it has no body.
+    ``moved`` is called whenever something passes."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Exchange:
         is_whole: bool,
         counts: Counts,
         watch: Watch,
+        moved: Callable[[], None],
         rewriting: Rewriting,
     ) -> None:
         self._target = target
@@ -43,6 +45,7 @@ class Exchange:
         self._is_whole = is_whole
         self._counts = counts
         self._watch = watch
+        self._moved = moved
         self._rewriting = rewriting
 
     async def run(
@@ -79,7 +82,7 @@ class Exchange:
                 break
             found += item.content
             self._client.took(item)
-            self._watch.moved()
+            self._moved()
             if len(found) > MOST_SIGNED:
                 most = MOST_SIGNED // (1024 * 1024)
                 raise Refusal(413, f"the body is to be signed again, and longer than {most} MiB")
@@ -103,7 +106,7 @@ class Exchange:
         response = heads.read_response(block.headers)
         seen = self._rewriting.response(self._target, response.headers)
         await self._client.send_block(response.raw(seen.headers), end=block.ended)
-        self._watch.moved()
+        self._moved()
         if not block.ended:
             await self._copy(server, self._client, seen.body, 502, self._received)
 
@@ -113,7 +116,7 @@ class Exchange:
             item = await server.next()
             if not isinstance(item, Block) or item.is_trailers:
                 raise BadHead("the server's answer has no head", 502)
-            self._watch.moved()
+            self._moved()
             response = heads.read_response(item.headers)
             if response.status >= 200:
                 return item
@@ -130,7 +133,7 @@ class Exchange:
         count: Callable[[int], None],
     ) -> None:
         while (item := await source.next()) is not None:
-            self._watch.moved()
+            self._moved()
             if isinstance(item, Block):
                 if not item.is_trailers or not item.ended:
                     raise BadHead("headers within a body", status)
@@ -146,7 +149,7 @@ class Exchange:
             count(len(content))
             await sink.send(content, end=item.ended)
             source.took(item)
-            self._watch.moved()
+            self._moved()
             if item.ended:
                 return
         await sink.send(body.end() if body is not None else b"", end=True)

@@ -62,11 +62,14 @@ class Session:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, stream: Stream, block: Block) -> None:
-        if self._watch is not None:
-            self._watch.moved()
+        self._moved()
         task = asyncio.create_task(self._serve(stream, block))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
+
+    def _moved(self) -> None:
+        if self._watch is not None:
+            self._watch.moved()
 
     async def _serve(self, stream: Stream, block: Block) -> None:
         passage = Passage(target=self._target)
@@ -91,8 +94,7 @@ class Session:
         finally:
             stream.on_broken = None
             stream.close()
-            if self._watch is not None:
-                self._watch.moved()
+            self._moved()
 
     async def _decided(
         self, stream: Stream, request: heads.Request, is_whole: bool, passage: Passage
@@ -107,10 +109,15 @@ class Session:
         )
         passage.secrets = rewritten.secrets
         async with Watch(service.limits.idle) as watch:
+
+            def moved() -> None:
+                watch.moved()
+                self._moved()
+
             with service.under_way(passage, watch):
                 stream.on_broken = watch.end
                 exchange = Exchange(
-                    *(target, request, stream, is_whole, passage.counts, watch),
+                    *(target, request, stream, is_whole, passage.counts, watch, moved),
                     service.rewriting,
                 )
                 async with contextlib.AsyncExitStack() as held:
