@@ -9,9 +9,8 @@ from urllib.parse import unquote
 
 from sandbox_kernel.egress import EgressPolicy, EgressRule
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.gateway.index_logins import Login
 from sandbox_kernel.gateway.names import NameRefused, Target, read_url
-
-Credentials = dict[str, tuple[str, str]]
 
 
 @dataclass
@@ -22,18 +21,18 @@ class Source:
     private_names: set[str] = field(default_factory=set)
     env: dict[str, str] = field(default_factory=dict)
     """What the same package manager needs in a sandbox. No credentials."""
-    credentials: Credentials = field(default_factory=dict)
-    """User and password by host; they stay on this machine."""
+    logins: dict[Target, Login] = field(default_factory=dict)
+    """They stay on this machine."""
 
     def add(self, url: str) -> str:
         """Add the host of a URL; gives the URL without credentials. The package manager on this
         machine dials whatever address its name has, so that may be a private one. NameRefused."""
         plain, login = without_credentials(url)
-        _, target, _ = read_url(plain.partition("#")[0])
+        scheme, target, _ = read_url(plain.partition("#")[0])
         if target not in self.targets:
             self.targets.append(target)
         if login is not None:
-            self.credentials[target.host] = login
+            self.logins[target] = Login(*login, over_tls=scheme == "https")
         if target.address is None:
             self.private_names.add(target.host)
             if is_loopback_name(target.host):
@@ -50,8 +49,8 @@ class Expansion:
     """For the gateway: names that may have private addresses."""
     env: dict[str, str] = field(default_factory=dict)
     """For the sandbox's environment."""
-    credentials: Credentials = field(default_factory=dict)
-    """User and password by host, for the gateway alone."""
+    logins: dict[Target, Login] = field(default_factory=dict)
+    """For the gateway alone."""
 
 
 def expand(policy: EgressPolicy) -> Expansion:
@@ -65,7 +64,7 @@ def expand(policy: EgressPolicy) -> Expansion:
         _expanded(policy, sources),
         frozenset(name for source in granted for name in source.private_names),
         {key: value for source in sources.values() for key, value in source.env.items()},
-        {host: login for source in granted for host, login in source.credentials.items()},
+        {target: login for source in granted for target, login in source.logins.items()},
     )
 
 

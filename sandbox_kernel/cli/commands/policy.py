@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", help="JSON, or one rule a line with # for comments")
     parser.add_argument("url", metavar="URL", help="a URL, or HOST:PORT")
     parser.add_argument("--method", default="GET", metavar="M", help="default: GET")
-    policy_learn.add(below)
     live_policy.add(below)
+    policy_learn.add(below)
 
 
 def about(arguments: argparse.Namespace) -> None:
