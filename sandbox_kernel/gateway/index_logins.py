@@ -35,14 +35,14 @@ class Login:
 
 
 class IndexLogins:
-    """A Rewriting that adds logins, before what another one does."""
+    """A Rewriting that adds logins, before what another one does. ``by_target`` may be replaced."""
 
-    def __init__(self, logins: Mapping[Target, Login], then: Rewriting | None = None) -> None:
-        self._logins = dict(logins)
+    def __init__(self, then: Rewriting | None = None) -> None:
+        self.by_target: Mapping[Target, Login] = {}
         self._then = then or Unchanged()
 
     def concerns(self, target: Target) -> bool:
-        return target in self._logins or self._then.concerns(target)
+        return target in self.by_target or self._then.concerns(target)
 
     def request(
         self,
@@ -53,7 +53,7 @@ class IndexLogins:
         *,
         secure: bool = False,
     ) -> RewrittenRequest:
-        login = self._logins.get(target)
+        login = self.by_target.get(target)
         if login is not None and method in _FETCHES and secure == login.over_tls:
             others = tuple(pair for pair in headers if pair[0] != "authorization")
             headers = (*others, ("authorization", login.header()))

@@ -3,7 +3,7 @@ manager of this machine fetches packages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
@@ -56,21 +56,24 @@ class Expansion:
 def expand(policy: EgressPolicy) -> Expansion:
     """Replace presets by rules for real hosts, in their place. Reads files, and may start a
     process: call it in a thread. SpecError if a package manager is not set up here."""
-    rules: list[EgressRule] = []
-    sources: dict[str, Source] = {}
-    for rule in policy.rules:
-        if not rule.is_preset:
-            rules.append(rule)
-            continue
-        if rule.host not in sources:
-            sources[rule.host] = _source(rule.host)
-        rules += _rules(rule, sources[rule.host].targets)
+    presets = {rule.host for rule in policy.all_rules if rule.is_preset}
+    sources = {preset: _source(preset) for preset in sorted(presets)}
+    # Rules within others are those of a notebook: they give it no trust that it was not granted.
+    granted = [sources[rule.host] for rule in policy.levels[-1].rules if rule.is_preset]
     return Expansion(
-        EgressPolicy(tuple(rules), policy.default),
-        frozenset(name for source in sources.values() for name in source.private_names),
+        _expanded(policy, sources),
+        frozenset(name for source in granted for name in source.private_names),
         {key: value for source in sources.values() for key, value in source.env.items()},
-        {target: login for source in sources.values() for target, login in source.logins.items()},
+        {target: login for source in granted for target, login in source.logins.items()},
     )
+
+
+def _expanded(policy: EgressPolicy, sources: Mapping[str, Source]) -> EgressPolicy:
+    rules: list[EgressRule] = []
+    for rule in policy.rules:
+        rules += _rules(rule, sources[rule.host].targets) if rule.is_preset else [rule]
+    within = None if policy.within is None else _expanded(policy.within, sources)
+    return EgressPolicy(tuple(rules), policy.default, within)
 
 
 def _source(preset: str) -> Source:

@@ -43,7 +43,7 @@ def egress_variables_for_image(policy: EgressPolicy) -> dict[str, str]:
 
 
 def _preset_variables(policy: EgressPolicy) -> dict[str, str]:
-    if not any(rule.is_preset for rule in policy.rules):
+    if not any(rule.is_preset for rule in policy.all_rules):
         return {}
     from sandbox_kernel.gateway.presets import expand, is_loopback_name  # lazy: start-up time
 
