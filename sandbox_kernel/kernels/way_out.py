@@ -30,9 +30,7 @@ async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None
     cells = Cells(Trail.of(handle))
     decisions = DecisionLog(cells)
     gate = Gate(EgressPolicy())
-    logins = IndexLogins(
-        secrets.rewriting(decisions, handle.name) if secrets is not None else None
-    )
+    logins = IndexLogins(secrets.rewriting(decisions, handle.name) if secrets is not None else None)
     gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=logins)
     way_out = WayOut(gate, gateway, logins, cells, decisions, handle)
     await way_out.begin()
