@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -90,6 +90,11 @@ class EgressRule:
     def is_partial(self) -> bool:
         """Whether the rule is about some requests only, so that one must read them."""
         return bool(self.methods or self.path)
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the rule is about single requests: some of them, or so many."""
+        return self.is_partial or self.rate_limit_rpm is not None
 
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
         """Whether the rule applies to this request. A host name never matches an address."""
@@ -176,6 +181,11 @@ class EgressPolicy:
             for level in self.levels
         )
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether a rule is about single requests, so that one must read them where one can."""
+        return any(rule.counts_requests for rule in self.all_rules)
+
     def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
         """``allow`` or ``deny`` for one request, rate limits aside."""
         request = (host, port, method, path)
@@ -250,7 +260,7 @@ class EgressPolicy:
         if not isinstance(value, (list, tuple)):
             raise SpecError(f"egress takes a list of hosts and rules, not {value!r}.")
         default, rules = DENY, []
-        for item in value:
+        for item in _lines(value):
             if isinstance(item, str) and item.startswith("default="):
                 default = item.removeprefix("default=")
             elif isinstance(item, str) and item.lstrip()[:1] == "{":
@@ -270,8 +280,23 @@ class EgressPolicy:
         return cls.read(value)
 
 
+def _lines(items: Iterable[Any]) -> Iterator[Any]:
+    """An item may be a policy file's text, from a command line."""
+    for item in items:
+        if isinstance(item, str) and "\n" in item and item.lstrip()[:1] not in ("[", "{"):
+            yield from _words(item)
+        else:
+            yield item
+
+
 def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[,\s]+", text) if word]
+    """Words between spaces and commas. As in a policy file, # begins a comment, and a rule as JSON
+    has a line for itself."""
+    words: list[str] = []
+    for line in text.splitlines():
+        plain = line.partition("#")[0].strip()
+        words += [plain] if plain[:1] == "{" else re.split(r"[,\s]+", plain)
+    return [word for word in words if word]
 
 
 def _parsed(text: str) -> Any:

@@ -35,14 +35,16 @@ class Login:
 
 
 class IndexLogins:
-    """A Rewriting that adds logins, before what another one does. ``by_target`` may be replaced."""
+    """A Rewriting that adds ``logins``, before what another one does."""
 
-    def __init__(self, then: Rewriting | None = None) -> None:
-        self.by_target: Mapping[Target, Login] = {}
+    def __init__(
+        self, then: Rewriting | None = None, logins: Mapping[Target, Login] | None = None
+    ) -> None:
+        self.logins = logins or {}
         self._then = then or Unchanged()
 
     def concerns(self, target: Target) -> bool:
-        return target in self.by_target or self._then.concerns(target)
+        return target in self.logins or self._then.concerns(target)
 
     def request(
         self,
@@ -53,7 +55,7 @@ class IndexLogins:
         *,
         secure: bool = False,
     ) -> RewrittenRequest:
-        login = self.by_target.get(target)
+        login = self.logins.get(target)
         if login is not None and method in _FETCHES and secure == login.over_tls:
             others = tuple(pair for pair in headers if pair[0] != "authorization")
             headers = (*others, ("authorization", login.header()))

@@ -137,8 +137,7 @@ class _Narrowing:
         ]
         if wanted == granted or not granted:
             return
-        narrowed = EgressPolicy(tuple(kept), wanted.default, granted)
-        self._spec["egress"] = narrowed if narrowed else EgressPolicy()
+        self._spec["egress"] = EgressPolicy(tuple(kept), wanted.default, granted)
 
     def _is_foreign_preset(self, rule: EgressRule) -> bool:
         """A preset that the kernel itself does not use: a notebook has no program run for it."""

@@ -15,7 +15,7 @@ HEADERS = (("accept", "*/*"), ("authorization", "Basic bWluZTptaW5l"))
 @pytest.fixture
 def logins() -> IndexLogins:
     made = IndexLogins()
-    made.by_target = {INDEX: Login("me", "p:w"), PLAIN: Login("me", "", over_tls=False)}
+    made.logins = {INDEX: Login("me", "p:w"), PLAIN: Login("me", "", over_tls=False)}
     return made
 
 
@@ -50,7 +50,7 @@ def test_nothing_else_does(logins: IndexLogins, target: Target, method: str, sec
 def test_which_hosts_must_be_read(logins: IndexLogins) -> None:
     assert logins.concerns(INDEX)
     assert not logins.concerns(Target("index.example", 80))
-    logins.by_target = {}
+    logins.logins = {}
     assert not logins.concerns(INDEX)
 
 

@@ -18,7 +18,7 @@ from sandbox_kernel.jupyter import notebook_settings
 from sandbox_kernel.jupyter.configuration import read_configuration
 from sandbox_kernel.jupyter.notebook_settings import with_notebook_settings
 from sandbox_kernel.spec import KernelConfiguration
-from tests.gateway.test_gate import HOSTS, METHODS, PATHS, policies
+from tests.gateway.generated_policies import HOSTS, METHODS, PATHS, policies
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def kernel(**config: Any) -> KernelConfiguration:
     return read_configuration(config, default_name="k", environ={})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policies(partial=True),
     policies(partial=True),

@@ -12,8 +12,7 @@ from sandbox_kernel.jupyter.server.egress import DENIAL_EVENTS
 from tests.cli.running import Cli
 
 from .conftest import StartServer
-from .running import JupyterServer, open_notebook, the_sandbox
-from .test_notices import Events
+from .running import Events, JupyterServer, open_notebook, the_sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -141,8 +140,8 @@ def test_a_notebook_asks_for_less(server: JupyterServer) -> None:
     model = server.notebook("n.ipynb")
 
     def ask_for(asked: object) -> None:
-        content: dict[str, object] = {"cells": [], "metadata": {"sandbox_kernel": asked}}
-        content |= {"nbformat": 4, "nbformat_minor": 5}
+        metadata = {"sandbox_kernel": asked}
+        content = {"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
         body = {"type": "notebook", "format": "json", "content": content}
         server.request("PUT", f"/api/contents/{model['path']}", body)
 
