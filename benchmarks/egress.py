@@ -43,7 +43,7 @@ AT_ONCE = 200
 REQUESTS = 60
 _IDLE_TRIPS = 40
 _CELL_TRANSFERS = 2
-CELL_SIZE = 600_000_000
+CELL_SIZE = 400_000_000
 _STARTING = 0.1
 """Seconds until bytes flow."""
 UPLOAD = "upload.bin"

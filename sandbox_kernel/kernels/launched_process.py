@@ -94,7 +94,7 @@ class KernelProcess:
         status = await self.tunnel.control.call(
             "launch",
             argv=list(self.handle.kernel_argv(argv)),
-            env=dict(env),
+            env={**env, **self.exposed_variables()},
             cwd=cwd,
             connection=dict(connection),
             transport=transport,
@@ -106,6 +106,11 @@ class KernelProcess:
         await self._started(status)
         kind = "kernel-restarted" if self._generation > 1 else "kernel-started"
         audit.note(self.handle, kind, pid=self.pid, notebook=self.notebook)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        """Secrets that the sandbox may know: in no record, and recorded as exposed by their names
+        whenever they are given to a process."""
+        return {}
 
     async def _note_earlier_kills(self) -> None:
         """Processes that the sandbox killed earlier do not explain the next kernel's death. Hosted

@@ -12,10 +12,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit, guest_program
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
@@ -36,6 +38,8 @@ from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.kernels.cells import Cells
+    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
+    from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -57,11 +61,15 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
+        self.way_out: WayOut | None = None
+        """What its connections pass through, if it has rules for egress."""
+        self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
         self._companions = OwnedTasks()
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
+        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -90,8 +98,10 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
+            spec, in_use = await _with_placeholders(client, spec)
             handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
+            kernel._secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -219,18 +229,24 @@ class SandboxedKernel(KernelProcess):
         """``warm_argv`` is the command line of a kernel that the agent should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
         handle, environment = self.handle, {}
-        if handle.python:  # an image, which may lack packages
-            from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
+        gateway = asyncio.create_task(self._gateway())  # gets ready while the agent starts
+        try:
+            if handle.python:  # an image, which may lack packages
+                from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
 
-            # First, because it says in plain words that an image has no Python, or the wrong one.
-            environment = await provide(handle, self.log)
-        await handle.install_guest(guest_program.zipapp())
-        warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
-        await handle.spawn_command(Command(agent, environment, main=True))
-        token = secrets.token_hex(32)
-        await self._record.claim(token)
-        await self._open_tunnel(token)
+                # First, because it says in plain words that an image has no Python, or the wrong
+                # one.
+                environment = await provide(handle, self.log)
+            await handle.install_guest(guest_program.zipapp())
+            warm = handle.kernel_argv(warm_argv) if warm_argv else ()
+            agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
+            await handle.spawn_command(Command(agent, environment, main=True))
+            token = secrets.token_hex(32)
+            await self._record.claim(token)
+            await self._open_tunnel(token, gateway)
+        finally:
+            gateway.cancel()
+            await asyncio.gather(gateway, return_exceptions=True)
         self.steps["its agent answers"] = time.perf_counter()
 
     @property
@@ -248,6 +264,15 @@ class SandboxedKernel(KernelProcess):
     def _has_gateway(self) -> bool:
         way = self.client.capabilities.egress_way(self.handle.spec.egress)
         return way is EgressWay.GATEWAY
+
+    async def _gateway(self) -> WayOut | None:
+        await self._find_secrets()
+        if not self._has_gateway:
+            return None
+        # In a thread: most kernels have none, and the others need not wait for its modules.
+        way_out = await asyncio.to_thread(import_module, "sandbox_kernel.kernels.way_out")
+        found: WayOut = await way_out.gateway_for(self.handle, self._secrets)
+        return found
 
     async def _open_ways_out(self) -> None:
         """Nothing changes if they are open, as in a copy of a running sandbox."""
@@ -284,7 +309,10 @@ class SandboxedKernel(KernelProcess):
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
 
-    async def _open_tunnel(self, token: str) -> None:
+    async def _open_tunnel(
+        self, token: str, gateway: Awaitable[WayOut | None] | None = None
+    ) -> None:
+        """``gateway`` is one that is being made already."""
         self.tunnel = Tunnel(
             self.handle,
             self.handle.agent_folder,
@@ -295,10 +323,8 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
-        if self._has_gateway:
-            from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
-
-            self.tunnel.outlet.gateway = await gateway_for(self.handle)
+        self.way_out = await (gateway or self._gateway())
+        self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -311,7 +337,27 @@ class SandboxedKernel(KernelProcess):
                 ) from None
             if self._has_gateway:
                 await self._open_ways_out()
+        if (way_out := self.way_out) is not None:
+            outlet = self.tunnel.outlet
+            await self._rules.cancel()
+            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
         self._before = await self.handle.info()
+
+    async def _find_secrets(self) -> None:
+        """Those of a sandbox that another process made."""
+        spec = self.handle.spec
+        if self._secrets is not None or not self.client.capabilities.puts_in_secrets(spec):
+            return
+        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
+
+        self._secrets = await found_again(spec)
+        for problem in self._secrets.problems:
+            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        if self._secrets is None or not self._secrets.exposes:
+            return {}
+        return self._secrets.expose(Trail.of(self.handle), self.handle.name)
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:
@@ -475,6 +521,7 @@ class SandboxedKernel(KernelProcess):
 
     async def _stop_using(self) -> None:
         await self._companions.cancel()
+        await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
 
@@ -496,6 +543,18 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_placeholders(
+    client: SandboxClient, spec: SandboxSpec
+) -> tuple[SandboxSpec, SecretsInUse | None]:
+    """The spec of a sandbox with what stands for its secrets there."""
+    if not client.capabilities.puts_in_secrets(spec):
+        return spec, None
+    from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
+
+    client.check(spec)  # before anything is asked for values
+    return await prepared(spec)
 
 
 async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Any
 
 from sandbox_kernel.egress import PARTS, EgressPolicy
 from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.secret_declarations import unreachable
 from sandbox_kernel.settings import settings_of
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 from sandbox_kernel.suggestions import check_keys
@@ -52,6 +54,8 @@ class Capabilities:
     beyond_own_rules: Callable[[EgressPolicy], str | None] | None = None
     """For a backend with ``gateway`` and rules of its own: the first request of a policy that its
     own rules cannot hold exactly, and why; None if they hold the whole policy."""
+    own_secrets: bool = False
+    """It keeps the values of secrets itself, and ``secrets`` are names of those."""
     hosted: bool = False
     """It runs elsewhere and costs money: it is never replaced unless the user asks for that."""
     byte_exact_streams: bool = False
@@ -85,9 +89,30 @@ class Capabilities:
         for name in ENFORCED:
             value = getattr(spec, name)
             if value and name not in self.enforced:
-                shown = value.to_json() if hasattr(value, "to_json") else value
-                raise self._refused(spec, backend, f"{name}={shown!r}", name)
+                raise self._refused(spec, backend, f"{name}={_shown(name, value)!r}", name)
         self._check_egress(spec, backend)
+        if self.puts_in_secrets(spec):
+            self._check_secrets(spec, backend)
+
+    def puts_in_secrets(self, spec: SandboxSpec) -> bool:
+        """Whether the gateway has secrets to put in, which the backend does not keep itself."""
+        return bool(spec.secrets) and self.gateway and not self.own_secrets
+
+    @staticmethod
+    def _check_secrets(spec: SandboxSpec, backend: str) -> None:
+        for secret in spec.secrets:
+            if secret.is_native:
+                why = (
+                    f"It keeps no secrets itself. Bind the secret to a host: {secret.name}@HOST; "
+                    f"the value comes from this machine."
+                )
+                raise refusal(spec.name, backend, f"secrets={secret.name!r}", why)
+        what = f"secrets={_shown('secrets', spec.secrets)!r}"
+        if not all(importlib.util.find_spec(name) for name in ("cryptography", "h2")):
+            why = "They need the extra 'gateway': pip install 'sandbox-kernel[gateway]'."
+            raise refusal(spec.name, backend, what, why)
+        if problem := unreachable(spec.secrets, spec.egress):
+            raise refusal(spec.name, backend, what, problem)
 
     def _check_egress(self, spec: SandboxSpec, backend: str) -> None:
         own_rules = self.egress_way(spec.egress) is EgressWay.BACKEND and self.gateway
@@ -104,6 +129,8 @@ class Capabilities:
             return EgressWay.CLOSED
         if not self.gateway:
             return EgressWay.BACKEND
+        if policy.within is not None:
+            return EgressWay.GATEWAY  # own rules are one list
         if self.beyond_own_rules is None or self.beyond_own_rules(policy):
             return EgressWay.GATEWAY
         return EgressWay.BACKEND
@@ -123,6 +150,13 @@ class Capabilities:
         if note.startswith("egress.") and self.beyond_own_rules is not None:
             why += f" The backend's own rules cannot hold {self.beyond_own_rules(spec.egress)}."
         return refusal(spec.name, backend, what, why)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A setting in an error. Of secrets only names: somebody may have given a value."""
+    if name == "secrets":
+        return [secret.name for secret in value]
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def whole(spec: SandboxSpec, backend: str, field: str, unit: int, what: str) -> int | None:

@@ -136,7 +136,7 @@ async def test_what_a_sandbox_moves_stays_hidden_from_the_next(
         shutil.rmtree(folder / "private")
         shutil.rmtree(folder / "a")
     async with sandbox(client, folder=str(folder), folder_writable=True) as handle:
-        await handle.exec("/bin/sh", ["-c", move], timeout=30)
+        await handle.exec("/bin/sh", ["-c", MOVES[move]], timeout=30)
     look = f"chmod -R u+rwx . 2>/dev/null; {LISTING}"
     async with sandbox(client, folder=str(folder), folder_writable=True) as handle:
         ran = await handle.exec("/bin/sh", ["-c", look], timeout=60)

@@ -160,6 +160,26 @@ class JupyterServer:
         return opened
 
 
+class Events:
+    """The server's events, as a client is sent them."""
+
+    def __init__(self, server: JupyterServer) -> None:
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+            header=[f"Authorization: token {TOKEN}"],
+            timeout=PATIENCE,
+        )
+
+    def next(self, schema: str) -> dict[str, Any]:
+        while True:
+            event: dict[str, Any] = json.loads(self._socket.recv())
+            if event["schema_id"] == schema:
+                return event
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class NotDone(AssertionError):
     """A cell does not come to its end."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.errors import ExecFailed, SandboxUnavailable, SpecRefused
+from sandbox_kernel.errors import ExecFailed, SandboxUnavailable, SpecError, SpecRefused
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.superserve import SuperserveClient, network, request
@@ -265,8 +265,10 @@ async def test_secrets(client: SuperserveClient, emulator: Running) -> None:
         result = await handle.shell("echo $OPENAI_API_KEY", timeout=LIMIT)
         assert result.stdout == "proxy-token-for-openai-prod\n"
     for name in ("openai-prod", "A B=x", "=x"):
-        with pytest.raises(SpecRefused, match=r"secrets=.*VARIABLE=secret-name"):
-            await client.create(SandboxSpec(secrets=(name,)))
+        with pytest.raises(SpecError, match=r"secrets: .*VARIABLE=secret-name"):
+            SandboxSpec.from_mapping({"secrets": [name]})
+    with pytest.raises(SpecRefused, match=r"secrets=.*VARIABLE=secret-name"):
+        await client.create(SandboxSpec.from_mapping({"secrets": ["TOKEN@api.example"]}))
 
 
 async def test_nothing_is_published(client: SuperserveClient, emulator: Running) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,13 +24,12 @@ DEFAULT_DELETE_AFTER = 7 * 24 * 3600.0
 SLACK = 5.0
 """Seconds that the service waits beyond a lease: it counts whole ones, and renewing takes time."""
 _SNAPSHOT = "snapshot:"
-_SECRET = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*)=)?([A-Za-z0-9._-]{1,128})")
 _OWN_MACHINE = "The sandbox is root of its own machine, so this could not be held."
 _BY_TEMPLATE = "A sandbox has the size of its template; choose one by image."
 
 
 CAPABILITIES = Capabilities(
-    *("image", "secrets", "egress", "gateway", "delete_after_seconds", "hosted"),
+    *("image", "secrets", "own_secrets", "egress", "gateway", "delete_after_seconds", "hosted"),
     *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
     egress_parts=GATEWAY_PARTS,
     beyond_own_rules=network.beyond_own_rules,
@@ -83,18 +81,15 @@ def lease_seconds(spec: SandboxSpec, active: float = 0.0) -> int:
 
 def _secrets(spec: SandboxSpec) -> dict[str, str]:
     """Variable -> name of a secret of the team; ``NAME`` is short for ``NAME=NAME``."""
-    found = {}
-    for item in spec.secrets:
-        match = _SECRET.fullmatch(item)
-        if match is None or not (variable := match[1] or match[2]).isidentifier():
+    for secret in spec.secrets:
+        if not secret.is_native:
             raise _refused(
                 spec,
-                f"secrets={item!r}",
-                "Give the name of a secret of the team that is a variable's name, too, or "
-                "VARIABLE=secret-name.",
+                f"secrets={secret.name!r}",
+                "Superserve keeps secrets itself, and binds them to hosts. Give the name of a "
+                "secret of the team that is a variable's name, too, or VARIABLE=secret-name.",
             )
-        found[variable] = match[2]
-    return found
+    return {secret.name: secret.native_name for secret in spec.secrets}
 
 
 def _refused(spec: SandboxSpec, what: str, why: str) -> SpecRefused:
