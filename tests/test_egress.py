@@ -180,6 +180,10 @@ _EVERY_PART: dict[str, tuple[object, str]] = {
     ),
     "deny": ("!a.example", r"egress\[1\]\.action='deny'"),
     "default": ("default=allow", r"egress\.default='allow'"),
+    "within": (
+        {"rules": ["data.example"], "within": ["*.example"]},
+        r"egress\.within=\['\*\.example'\]",
+    ),
 }
 
 
@@ -187,7 +191,8 @@ _EVERY_PART: dict[str, tuple[object, str]] = {
 def test_what_a_backend_cannot_enforce_is_refused_by_the_rules_field(part: str) -> None:
     """A backend that enforces every other part refuses the one that it lacks, by name."""
     item, named = _EVERY_PART[part]
-    spec = SandboxSpec(egress=["plain.example", item])  # type: ignore[arg-type]
+    egress = item if part == "within" else ["plain.example", item]
+    spec = SandboxSpec(egress=egress)  # type: ignore[arg-type]
     full = Capabilities(egress=True, egress_parts=frozenset(PARTS))
     full.check(spec, "able")
     lacking = Capabilities(

@@ -181,17 +181,20 @@ class Dialler:
         self._connect_timeout = connect_timeout
 
     async def dial(
-        self, target: Target, rule: EgressRule | None
+        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the target, which ``rule`` allowed. Refusal: 403 if its address may not
-        be dialled, 502 if it cannot be reached, 504 if that takes too long."""
-        return await self._connect(target, await self.checked_addresses(target, rule))
+        """A connection to the target, which ``rule`` and those of ``outer`` allowed. Refusal: 403
+        if its address may not be dialled, 502 if it cannot be reached, 504 if that takes too
+        long."""
+        return await self._connect(target, await self.checked_addresses(target, rule, *outer))
 
-    async def checked_addresses(self, target: Target, rule: EgressRule | None) -> list[Address]:
+    async def checked_addresses(
+        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
+    ) -> list[Address]:
         """The addresses of a target that may be dialled, at least one. Refusal."""
         found = [target.address] if target.address else await self._addresses(target)
         kinds = {
-            address: may_dial(address, target, rule, self.private_names, self._is_own)
+            address: self._why_not(address, target, (rule, *outer))
             for address in found[:_MOST_ADDRESSES]
         }
         allowed = [address for address, kind in kinds.items() if kind is None]
@@ -204,6 +207,13 @@ class Dialler:
                 f"address allows it)",
             )
         return allowed
+
+    def _why_not(
+        self, address: Address, target: Target, rules: Collection[EgressRule | None]
+    ) -> str | None:
+        """None if the address may be dialled by all of these rules."""
+        kinds = (may_dial(address, target, r, self.private_names, self._is_own) for r in rules)
+        return next((kind for kind in kinds if kind is not None), None)
 
     async def _addresses(self, target: Target) -> Sequence[Address]:
         try:

@@ -90,8 +90,9 @@ class Service:
     async def dial(self, passage: Passage) -> Wire:
         """A connection to the passage's target, which its decision has allowed. Refusal."""
         assert passage.target is not None
-        rule = passage.decision.rule if passage.decision else None
-        return Wire.of(*await self.dialler.dial(passage.target, rule))
+        decision = passage.decision
+        rule, outer = (decision.rule, decision.outer) if decision else (None, ())
+        return Wire.of(*await self.dialler.dial(passage.target, rule, *outer))
 
     @contextlib.contextmanager
     def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:

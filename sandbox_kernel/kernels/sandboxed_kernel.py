@@ -61,6 +61,9 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
+        self.way_out: WayOut | None = None
+        """What its connections pass through, if it has rules for egress."""
+        self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
         self._companions = OwnedTasks()
         self._short_lease = False
@@ -320,7 +323,8 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
-        self.tunnel.outlet.gateway = await (gateway or self._gateway())
+        self.way_out = await (gateway or self._gateway())
+        self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -333,6 +337,10 @@ class SandboxedKernel(KernelProcess):
                 ) from None
             if self._has_gateway:
                 await self._open_ways_out()
+        if (way_out := self.way_out) is not None:
+            outlet = self.tunnel.outlet
+            await self._rules.cancel()
+            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
         self._before = await self.handle.info()
 
     async def _find_secrets(self) -> None:
@@ -513,6 +521,7 @@ class SandboxedKernel(KernelProcess):
 
     async def _stop_using(self) -> None:
         await self._companions.cancel()
+        await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
 

@@ -129,6 +129,8 @@ class Capabilities:
             return EgressWay.CLOSED
         if not self.gateway:
             return EgressWay.BACKEND
+        if policy.within is not None:
+            return EgressWay.GATEWAY  # own rules are one list
         if self.beyond_own_rules is None or self.beyond_own_rules(policy):
             return EgressWay.GATEWAY
         return EgressWay.BACKEND

@@ -37,13 +37,13 @@ def egress_variables_for_image(policy: EgressPolicy) -> dict[str, str]:
     if not policy:
         return {}
     found = {k: v for k, v in _preset_variables(policy).items() if k not in _BUNDLES}
-    if any(rule.host == "@pip" for rule in policy.rules):
+    if any(rule.host == "@pip" for rule in policy.all_rules):
         found.update(_OWN_SYSTEM)
     return {**found, **_proxy_variables()}
 
 
 def _preset_variables(policy: EgressPolicy) -> dict[str, str]:
-    if not any(rule.is_preset for rule in policy.rules):
+    if not any(rule.is_preset for rule in policy.all_rules):
         return {}
     from sandbox_kernel.gateway.presets import expand, is_loopback_name  # lazy: start-up time
 

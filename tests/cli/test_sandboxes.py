@@ -139,6 +139,7 @@ def test_ps_json(cli: Cli, jail: str) -> None:
         "kernel_pid",
         "elsewhere",
         "unsaved",
+        "denied",
         "notebook",
         "memory_used_mib",
         "processes",

@@ -92,3 +92,41 @@ def test_the_hosts_index_may_be_on_the_host_itself(
     assert "Successfully installed only-here-1" in installed
     assert "Error" not in used
     assert "Connection refused" in other, "the sandbox's own loopback is not the host's"
+
+
+def test_without_a_server_the_log_says_what_is_denied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each host once, whatever the program makes of it."""
+    ask = "import socket\ntry: socket.gethostbyname('one.test')\nexcept OSError: pass"
+    with caplog.at_level("WARNING"):
+        assert outputs([ask, ask], monkeypatch, tmp_path, "data.example") == ["", ""]
+    [said] = [one.getMessage() for one in caplog.records if "egress denied" in one.getMessage()]
+    assert said.startswith("egress denied: one.test (no rule can permit this name). To allow it: ")
+    assert said.endswith(" +one.test`; for new sandboxes: egress in SANDBOX_KERNEL_EGRESS."), said
+
+
+def test_without_a_server_the_log_says_that_there_is_no_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        outputs(["import socket; socket.gethostbyname('one.test')"], monkeypatch, tmp_path, "")
+    [said] = [one.getMessage() for one in caplog.records if "without a net" in one.getMessage()]
+    assert "SANDBOX_KERNEL_EGRESS=HOST" in said
+
+
+def test_a_notebook_that_the_environment_names_asks_for_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For papermill and its like, which do not say which notebook they run."""
+    notebook = nbformat.v4.new_notebook(metadata={"sandbox_kernel": {"egress": ["two.example"]}})
+    nbformat.write(notebook, tmp_path / "n.ipynb")
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", str(tmp_path / "n.ipynb"))
+    ask = (
+        "import socket\n"
+        "for host in ('one.example', 'two.example'):\n"
+        "    try: print(socket.gethostbyname(host)[:4])\n"
+        "    except OSError: print('no')\n"
+    )
+    said = outputs([ask], monkeypatch, tmp_path, "one.example two.example")
+    assert said == ["no\n127.\n"]

@@ -7,9 +7,11 @@ in place of the connector, with the guest package to build its frames from.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.sandboxes.local.jail_start import GUEST_ROOT
 
@@ -316,9 +318,9 @@ class HostileHandle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def open_stream(self, argv: Sequence[str], **options: Any) -> Any:
-        if options.get("duplex"):
+    async def open_command(self, command: Command) -> Any:
+        if command.duplex:
             self.connectors += 1
-            python = argv[0]
-            argv = [python, "-I", "-S", "-c", program(self._client.behaviour)]
-        return await self._inner.open_stream(argv, **options)
+            text = program(self._client.behaviour)
+            command = replace(command, argv=[command.program, "-I", "-S", "-c", text])
+        return await self._inner.open_command(command)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_kernel.egress import EgressRule
+from sandbox_kernel.egress import EgressPolicy, EgressRule
 from sandbox_kernel.gateway.addresses import (
     Dialler,
     SystemResolver,
@@ -18,6 +19,7 @@ from sandbox_kernel.gateway.addresses import (
     kind_of,
     may_dial,
 )
+from sandbox_kernel.gateway.decisions import judge_connection
 from sandbox_kernel.gateway.names import Address, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
 
@@ -213,6 +215,20 @@ async def test_dns_that_fails_or_does_not_answer() -> None:
         assert caught.value.status == status
     with pytest.raises(Refusal, match="no address"):
         await dialler([]).dial(NAME, None)
+
+
+async def test_rules_within_others_open_no_address() -> None:
+    """A notebook may name a private network; all sets of rules must, or it stays closed."""
+    private = Target("10.1.2.3", 80, ipaddress.ip_address("10.1.2.3"))
+    own, wide = EgressRule("10.0.0.0/8"), EgressRule("0.0.0.0/0")
+    inside = EgressPolicy.of(own, within=EgressPolicy.of(wide))
+    decision = judge_connection(inside, private)
+    assert decision.allowed
+    with pytest.raises(Refusal, match="private"):
+        await dialler([]).checked_addresses(private, decision.rule, *decision.outer)
+    named = judge_connection(replace(inside, within=EgressPolicy.of(own)), private)
+    found = await dialler([]).checked_addresses(private, named.rule, *named.outer)
+    assert found == [private.address]
 
 
 async def test_the_systems_resolver() -> None:

@@ -42,6 +42,9 @@ class Echo:
         self.asked.append(name)
         return (80, 443, 5432) if name.endswith(".example") else ()
 
+    async def follow(self, note: object, in_use: object) -> None:
+        """Its rules do not change."""
+
     async def _echo(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str
     ) -> None:

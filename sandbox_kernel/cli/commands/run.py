@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
@@ -22,6 +23,9 @@ from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels import SandboxedKernel
 
 _log = logging.getLogger(__name__)
 INTERRUPT_GRACE = 3.0
@@ -99,6 +103,7 @@ async def _sandbox(
         try:
             yield kernel.handle, kernel.exposed_variables()
         finally:
+            _tell_denials(kernel)
             await asyncio.shield(kernel.remove())
     else:
         handle = await client.create(spec)
@@ -106,6 +111,16 @@ async def _sandbox(
             yield handle, {}
         finally:
             await asyncio.shield(client.remove(handle.name))
+
+
+def _tell_denials(kernel: SandboxedKernel) -> None:
+    """What the rules denied to the command, whatever it said itself."""
+    from sandbox_kernel.jupyter.denial_lines import denial_lines  # lazy: start-up time
+
+    if kernel.way_out is not None:
+        denials = kernel.way_out.decisions.unseen
+        for line in denial_lines(denials, "", "--egress"):
+            note(line)
 
 
 async def _explain_kill(handle: SandboxHandle) -> None:
