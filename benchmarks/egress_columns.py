@@ -99,7 +99,7 @@ def standing_for_names() -> Iterator[None]:
         return None if target.host.endswith(".test") else may_dial(address, target, *rest)
 
     with (
-        mock.patch.object(addresses, "SystemResolver", lambda: resolve),
+        mock.patch.object(addresses, "SystemResolver", return_value=resolve),
         mock.patch.object(addresses, "may_dial", may),
     ):
         yield
