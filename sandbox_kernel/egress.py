@@ -91,6 +91,11 @@ class EgressRule:
         """Whether the rule is about some requests only, so that one must read them."""
         return bool(self.methods or self.path)
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the rule is about single requests: some of them, or so many."""
+        return self.is_partial or self.rate_limit_rpm is not None
+
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
         """Whether the rule applies to this request. A host name never matches an address."""
         glob = ".*".join(map(re.escape, self.path.split("*")))
@@ -175,6 +180,11 @@ class EgressPolicy:
             level.default == ALLOW or any(rule.action == ALLOW for rule in level.rules)
             for level in self.levels
         )
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether a rule is about single requests, so that one must read them where one can."""
+        return any(rule.counts_requests for rule in self.all_rules)
 
     def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
         """``allow`` or ``deny`` for one request, rate limits aside."""

@@ -153,14 +153,7 @@ def _judge_some(policy: EgressPolicy, target: Target) -> Decision:
 
 def reads_requests(policy: EgressPolicy, target: Target) -> bool:
     """Whether a rule that counts for this target looks at single requests."""
-    return any(
-        rule.is_partial or rule.rate_limit_rpm is not None for rule in _counting(policy, target)
-    )
-
-
-def may_read_requests(policy: EgressPolicy) -> bool:
-    """Whether that can be so for any target."""
-    return any(rule.is_partial or rule.rate_limit_rpm is not None for rule in policy.all_rules)
+    return any(rule.counts_requests for rule in _counting(policy, target))
 
 
 def is_partial(policy: EgressPolicy, target: Target) -> bool:

@@ -562,5 +562,6 @@ async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> Sa
     way = client.capabilities.egress_way(spec.egress)
     if way is not EgressWay.GATEWAY or not client.capabilities.image:
         return spec
-    found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
+    reads = client.capabilities.puts_in_secrets(spec)
+    found = await asyncio.to_thread(egress_variables_for_image, spec.egress, reads=reads)
     return replace(spec, env={**found, **spec.env})

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.audit import Trail
 from sandbox_kernel.egress import DENY, EgressPolicy
+from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.index_logins import IndexLogins
 from sandbox_kernel.gateway.presets import expand
+from sandbox_kernel.gateway.tls import extra
 from sandbox_kernel.kernels.cells import Cells
 from sandbox_kernel.kernels.decision_log import DecisionLog
 from sandbox_kernel.kernels.live_policy import IN_FORCE, Change, ChangeWatch
@@ -34,7 +36,7 @@ async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None
     logins = IndexLogins(rewriting)
     gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=logins)
     way_out = WayOut(gate, gateway, logins, cells, decisions, handle)
-    await way_out.begin()
+    await way_out.begin(reads=secrets is not None)
     return way_out
 
 
@@ -60,6 +62,7 @@ class WayOut:
         self._gateway = gateway
         self._logins = logins
         self._sandbox = handle.name
+        self._handle = handle
         self._made_with = handle.spec.egress
         self._changes = ChangeWatch(handle.backend, handle.name, handle.id)
         self._noted: dict[str, str] | None = None
@@ -77,8 +80,11 @@ class WayOut:
 
     # --- the rules
 
-    async def begin(self) -> None:
-        """Use the rules that the sandbox was made with, or a change since then."""
+    async def begin(self, *, reads: bool = False) -> None:
+        """Use the rules that the sandbox was made with, or a change since then. ``reads``: whatever
+        the rules are, encrypted requests must be read."""
+        if reads:
+            await self._end_tls()
         if self._changes.is_due():
             await self._carry_out()
         else:
@@ -116,9 +122,31 @@ class WayOut:
         self.decisions({**event, "kind": "policy", "egress": self.policy.to_json()})
 
     async def _use(self, policy: EgressPolicy) -> None:
-        """Use these rules from now on, for open connections as well. SpecError."""
+        """Use these rules from now on, for open connections as well. SpecError; SandboxError."""
         found = await asyncio.to_thread(expand, policy)
+        if found.policy.counts_requests or found.logins:
+            partial = any(rule.is_partial for rule in found.policy.all_rules)
+            if partial and not extra.installed():
+                raise SpecError(f"Rules with methods or paths are not used: {extra.MISSING}")
+            await self._end_tls(may_fail=not partial)
         self._logins.logins = found.logins
         self._gateway.private_names = found.private_names
         self._gate.set_policy(found.policy)
         self.policy = policy
+
+    async def _end_tls(self, *, may_fail: bool = False) -> None:
+        """Be able to read encrypted requests: with an authority that the sandbox trusts, and whose
+        key is in this process only. ``may_fail``: a rate can also count connections."""
+        if self._gateway.ends_tls or not extra.installed():
+            return
+        from sandbox_kernel.gateway.tls.authority import Authority  # lazy: most need none
+
+        authority = await asyncio.to_thread(Authority, self._sandbox)
+        try:
+            await self._handle.trust(authority.certificate)
+        except SandboxError as error:
+            if not may_fail:
+                raise
+            log.warning("Rates of sandbox %s count connections: %s", self._sandbox, error)
+            return
+        self._gateway.end_tls(authority)

@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 
 from sandbox_kernel import audit
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout, Unsupported
+from sandbox_kernel.gateway.tls.roots import SYSTEM_BUNDLES
 from sandbox_kernel.guest.commands.single import GUEST
 from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.egress_environment import IMAGE_BUNDLE, trust_script
 from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
 from sandbox_kernel.sandboxes.folder_archive import UNPACK, packed
 from sandbox_kernel.sandboxes.results import Diagnosis, ExecResult, SandboxInfo, SnapshotInfo, Usage
@@ -171,6 +173,18 @@ class SandboxHandle(ABC):
             raise ExecFailed(
                 f"The guest program could not be written to {GUEST_PATH} in sandbox "
                 f"{self.name!r}: {result.output.strip()[:500]}"
+            )
+
+    async def trust(self, certificate: bytes) -> None:
+        """Let programs in the sandbox trust an authority, in PEM, in place of an earlier one: those
+        that look at ``BUNDLE_VARIABLES``, from when they next read the bundle. The default adds it
+        to the image's own certificates."""
+        script = trust_script(SYSTEM_BUNDLES, IMAGE_BUNDLE)
+        result = await self.exec("/bin/sh", ["-c", script], stdin=certificate, cwd="/", timeout=60)
+        if not result.ok:
+            raise ExecFailed(
+                f"The gateway's certificate could not be written to {IMAGE_BUNDLE} in sandbox "
+                f"{self.name!r}: {result.output.strip()[-500:]}"
             )
 
     async def upload(self, folder: str, target: str) -> None:

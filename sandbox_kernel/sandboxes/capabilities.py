@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,6 +9,7 @@ from typing import Any
 
 from sandbox_kernel.egress import PARTS, EgressPolicy
 from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.gateway.tls import extra
 from sandbox_kernel.secret_declarations import unreachable
 from sandbox_kernel.settings import settings_of
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
@@ -20,8 +20,10 @@ ENFORCED = tuple(
 )
 """The settings that a backend must enforce or refuse."""
 
-GATEWAY_PARTS = frozenset(PARTS.keys() - {"methods", "path"})
-"""What the gateway enforces, with any backend whose sandboxes have no other network."""
+GATEWAY_PARTS = frozenset(PARTS)
+"""What the gateway enforces, with any backend whose sandboxes have no other network; some of it
+only with the extra ``gateway``."""
+_WITH_EXTRA = frozenset({"methods", "path"})
 
 
 class EgressWay(Enum):
@@ -108,8 +110,8 @@ class Capabilities:
                 )
                 raise refusal(spec.name, backend, f"secrets={secret.name!r}", why)
         what = f"secrets={_shown('secrets', spec.secrets)!r}"
-        if not all(importlib.util.find_spec(name) for name in ("cryptography", "h2")):
-            why = "They need the extra 'gateway': pip install 'sandbox-kernel[gateway]'."
+        if not extra.installed():
+            why = f"They need the extra 'gateway': {extra.INSTALL}."
             raise refusal(spec.name, backend, what, why)
         if problem := unreachable(spec.secrets, spec.egress):
             raise refusal(spec.name, backend, what, problem)
@@ -121,6 +123,12 @@ class Capabilities:
         if beyond := spec.egress.unenforceable(self.egress_parts):
             field_name = beyond.partition("=")[0].partition(".")[2]
             raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+        without_extra = self.egress_parts - _WITH_EXTRA
+        if not self.gateway or extra.installed():
+            return
+        if beyond := spec.egress.unenforceable(without_extra):
+            why = f"Encrypted requests are read with the extra 'gateway': {extra.INSTALL}."
+            raise refusal(spec.name, backend, beyond, why)
 
     def egress_way(self, policy: EgressPolicy) -> EgressWay:
         """Which way a policy takes that this backend does not refuse: its own rules if they hold

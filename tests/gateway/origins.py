@@ -129,8 +129,8 @@ async def running(
     names: Mapping[str, Sequence[str]] | None = None,
     default: str = "deny",
     transparent: tuple[str, int] | None = None,
-    events: list[dict[str, Any]] | None = None,
     ends_tls: tuple[Authority, Callable[[], ssl.SSLContext]] | None = None,
+    events: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway with these rules, which ends TLS with an authority and what it trusts of servers,

@@ -8,6 +8,7 @@ import os
 import ssl
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -307,9 +308,7 @@ def test_certificates_are_valid_strictly() -> None:
                     side.do_handshake()
         assert client.version() == "TLSv1.3"
         found = x509.load_der_x509_certificate(client.getpeercert(True) or b"")
-        assert found.not_valid_after_utc - found.not_valid_before_utc < __import__(
-            "datetime"
-        ).timedelta(days=10)
+        assert found.not_valid_after_utc - found.not_valid_before_utc < timedelta(days=10)
 
 
 def test_contexts_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,15 +49,15 @@ class Request:
     def path(self) -> str:
         return self.path_and_query.partition("?")[0]
 
-    def raw(self, target: Target, path_and_query: str, headers: Headers, *, same: bool) -> Raw:
-        """The block for the server. ``same``: the body's length stays what it is."""
-        return _encoded(
+    def raw(self, target: Target, path_and_query: str, headers: Headers, length: str | None) -> Raw:
+        """The block for the server, with the body's length if that is known."""
+        return encoded(
             (
                 (":method", self.method),
                 (":scheme", "https"),
                 (":authority", target.host_header(443)),
                 (":path", path_and_query),
-                *((("content-length", self.length),) if self.length and same else ()),
+                *((("content-length", length),) if length else ()),
                 *((("te", "trailers"),) if self.te else ()),
                 *headers,
             )
@@ -70,12 +70,12 @@ class Response:
     headers: Headers
     length: str | None
 
-    def raw(self, headers: Headers, *, same: bool = True) -> Raw:
+    def raw(self, headers: Headers) -> Raw:
         """The block for the client."""
-        return _encoded(
+        return encoded(
             (
                 (":status", str(self.status)),
-                *((("content-length", self.length),) if self.length and same else ()),
+                *((("content-length", self.length),) if self.length else ()),
                 *headers,
             )
         )
@@ -128,13 +128,14 @@ def read_trailers(block: Raw, status: int) -> Headers:
     return _end_to_end(headers)
 
 
-def trailers_block(headers: Headers) -> Raw:
-    return _encoded(headers)
+def encoded(headers: Headers) -> Raw:
+    """As a block."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def refusal_block(refusal: Refusal, length: int) -> Raw:
     """The head of the gateway's own answer."""
-    return _encoded(
+    return encoded(
         (
             (":status", str(refusal.status)),
             ("content-type", "text/plain; charset=us-ascii"),
@@ -179,10 +180,6 @@ def _length(headers: Headers) -> str | None:
     if len(found) > 1 or not all(map(_LENGTH.fullmatch, found)):
         raise BadHead("content-length is not one number")
     return found[0] if found else None
-
-
-def _encoded(headers: Headers) -> Raw:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _why(error: BadHead) -> str:

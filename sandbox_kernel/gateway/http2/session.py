@@ -14,7 +14,6 @@ from sandbox_kernel.gateway.http2.peer import Block, Peer, Stream
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 from sandbox_kernel.gateway.relay import Wire
-from sandbox_kernel.gateway.rewriting import RewrittenRequest
 from sandbox_kernel.gateway.service import Passage, Service
 from sandbox_kernel.gateway.watch import Watch
 
@@ -63,11 +62,14 @@ class Session:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, stream: Stream, block: Block) -> None:
-        if self._watch is not None:
-            self._watch.moved()
+        self._moved()
         task = asyncio.create_task(self._serve(stream, block))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
+
+    def _moved(self) -> None:
+        if self._watch is not None:
+            self._watch.moved()
 
     async def _serve(self, stream: Stream, block: Block) -> None:
         passage = Passage(target=self._target)
@@ -92,8 +94,7 @@ class Session:
         finally:
             stream.on_broken = None
             stream.close()
-            if self._watch is not None:
-                self._watch.moved()
+            self._moved()
 
     async def _decided(
         self, stream: Stream, request: heads.Request, is_whole: bool, passage: Passage
@@ -104,30 +105,25 @@ class Session:
         if not decision.allowed:
             raise decision.refusal(target)
         rewritten = service.rewriting.request(
-            *(target, request.method, request.path_and_query, request.headers), secure=True
+            target, request.method, request.path_and_query, request.headers, secure=True
         )
         passage.secrets = rewritten.secrets
-        holds = rewritten.sign is not None and not is_whole
-        async with service.whole_bodies if holds else contextlib.nullcontext():
-            await self._exchange(stream, request, rewritten, is_whole, passage)
-
-    async def _exchange(
-        self,
-        stream: Stream,
-        request: heads.Request,
-        rewritten: RewrittenRequest,
-        is_whole: bool,
-        passage: Passage,
-    ) -> None:
-        service, target = self._service, self._target
         async with Watch(service.limits.idle) as watch:
+
+            def moved() -> None:
+                watch.moved()
+                self._moved()
+
             with service.under_way(passage, watch):
                 stream.on_broken = watch.end
                 exchange = Exchange(
-                    *(target, request, stream, is_whole, passage.counts, watch),
+                    *(target, request, stream, is_whole, passage.counts, watch, moved),
                     service.rewriting,
                 )
-                await exchange.run(rewritten, lambda: self._to_server(passage))
+                async with contextlib.AsyncExitStack() as held:
+                    if rewritten.sign is not None and not is_whole:
+                        await held.enter_async_context(service.whole_bodies)
+                    await exchange.run(rewritten, lambda: self._to_server(passage))
 
     async def _to_server(self, passage: Passage) -> Peer:
         """The connection to the server, a new one if there is none that takes requests."""

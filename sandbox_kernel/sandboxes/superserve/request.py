@@ -53,7 +53,7 @@ def arguments(spec: SandboxSpec, request: str) -> dict[str, Any]:
     if spec.secrets and way is EgressWay.GATEWAY:
         raise _refused(
             spec,
-            f"secrets={list(spec.secrets)!r} beside these egress rules",
+            f"secrets={[one.name for one in spec.secrets]!r} beside these egress rules",
             "Superserve replaces secrets only in what leaves by its own network, whose rules "
             f"cannot hold {network.beyond_own_rules(spec.egress)}.",
         )
