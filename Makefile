@@ -58,6 +58,26 @@ $(VENV)/.browser: $(VENV)/.test
 	  $(PY) -m playwright install chromium
 	@touch $@
 
+# What the tests of ways out run. Debian's names; elsewhere, install the programs by hand.
+PROGRAMS := git:git curl:curl node:nodejs javac:default-jdk-headless initdb:postgresql
+$(VENV)/.programs: $(VENV)/.test
+	@PATH="$$PATH:$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -1)"; missing=; \
+	for one in $(PROGRAMS); do command -v $${one%:*} >/dev/null || missing="$$missing $${one#*:}"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+	  apt-get -qq install -y --no-install-recommends $$missing >/dev/null; } || { \
+	  echo "These are missing for the tests:$$missing"; exit 1; }
+	@touch $@
+
+# mitmproxy pins its packages, so it has an environment of its own.
+$(VENV)/.bench: $(VENV)/.test
+	@echo "Installing proxies to compare with ..."
+	@$(PYTHON) -m venv .venv-mitmproxy
+	@.venv-mitmproxy/bin/python -m pip --disable-pip-version-check --quiet --quiet install 'mitmproxy>=10'
+	@command -v tinyproxy >/dev/null && command -v curl >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y tinyproxy-bin curl >/dev/null; } || \
+	  echo "tinyproxy or curl is not installed; the benchmark of ways out says what it lacks."
+	@touch $@
+
 # --- see it work -----------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show its output
@@ -68,7 +88,7 @@ lab: $(VENV)/.lab  ## open JupyterLab with the kernel "Python 3 (sandbox)" ready
 
 # --- checks ----------------------------------------------------------------------------------------
 
-test: lint types coverage-wire  ## run all checks: lint, types, wire coverage, and all tests that need no account
+test: lint types coverage-wire $(VENV)/.programs  ## run all checks: lint, types, wire coverage, and all tests that need no account
 	@# Without a working jail its tests are skipped; that must not look like success.
 	@$(VENV)/bin/sandbox-kernel doctor local
 	@$(PYTEST) $(PARALLEL) -m 'not live and not long and not browser'
@@ -84,7 +104,7 @@ test-pythons: $(VENV)/.test  ## run the quick tests on each supported Python tha
 test-oldest: $(VENV)/.test  ## run the server's tests with the oldest supported Jupyter packages (.venv-oldest)
 	@$(PY) tools/oldest.py
 
-test-all: lint types coverage-wire test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
+test-all: lint types coverage-wire $(VENV)/.programs test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
 	@$(PY) -m tests.microvm
 
@@ -128,9 +148,10 @@ format: $(VENV)/.test  ## format the sources with ruff
 	@$(PY) -m ruff check --quiet --fix .
 	@$(PY) -m ruff format --quiet .
 
-bench: $(VENV)/.test  ## measure round trips, throughput and start-up against a plain local kernel
+bench: $(VENV)/.bench  ## measure round trips, throughput and start-up against a plain local kernel
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks workspace
+	@$(PY) -m benchmarks egress
 
 # --- tidy up ---------------------------------------------------------------------------------------
 
@@ -139,4 +160,4 @@ clean:  ## remove files that tests and builds leave behind
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the virtual environments
-	@rm -rf $(VENV) .venv-3.* .venv-oldest .microvm
+	@rm -rf $(VENV) .venv-3.* .venv-oldest .venv-mitmproxy .microvm

@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [compare|scale|programs|workspace] ...``."""
+"""The command line: ``python -m benchmarks [compare|scale|programs|workspace|egress] ...``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import changes, programs, report, workspace
+from benchmarks import changes, egress, programs, report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "scale": run_scale,
             "programs": run_programs,
             "workspace": run_workspace,
+            "egress": run_egress,
         }
         return run[options.benchmark](options, facts, folder)
     finally:
@@ -128,6 +130,46 @@ def run_workspace(options: argparse.Namespace, facts: dict[str, object], folder:
     return _save(options.json or RESULTS / "workspace.json", content)
 
 
+def run_egress(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
+    rounds = options.rounds or (1 if options.quick else 3)
+    size = 50_000_000 if options.quick else 200_000_000
+    own = folder / "own"
+    own.mkdir()
+    os.environ["SANDBOX_KERNEL_DATA_DIR"] = str(own / "data")
+    os.environ["SANDBOX_KERNEL_RUNTIME_DIR"] = str(own / "run")
+    os.environ["SANDBOX_KERNEL_WARM_SPARES"] = "0"
+    columns = [COLUMNS[name] for name in options.columns or egress.UNUSED_COLUMNS]
+    if options.before:
+        columns = before_columns(columns, options.before)
+    unused = Results(columns, [ROWS[name] for name in egress.UNUSED_ROWS])
+    figures = egress.Figures()
+    interrupted = True
+    with contextlib.suppress(KeyboardInterrupt):
+        egress.measure(figures, own, size, rounds, _progress)
+        compare(unused, egress.UNUSED_SIZES, rounds, folder, _progress)
+        interrupted = False
+    _print_title(facts, interrupted)
+    print(f"rounds: {rounds}; transfers of {size / 1e6:g} MB\n")
+    if figures.columns:
+        print(report.table(egress.lines(figures)))
+    print("\na kernel that makes no request\n")
+    for column in columns:
+        print(f"  {column.name}: {column.about}")
+    print()
+    print(report.comparison_table(unused))
+    print()
+    for check in (*egress.checks(figures), *egress.unused_checks(unused)):
+        print(check)
+    content = {
+        "machine": facts,
+        "size": size,
+        **asdict(figures),
+        "unused": unused.rounds,
+        "problems": [*figures.problems, *unused.problems],
+    }
+    return _save(options.json or RESULTS / "egress.json", content, interrupted)
+
+
 def _columns(options: argparse.Namespace, default: Sequence[str]) -> list[Column]:
     if options.kernels:
         named = [COLUMNS[name] for name in options.columns or ()]
@@ -172,10 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=("compare", "scale", "programs", "workspace"),
+        choices=("compare", "scale", "programs", "workspace", "egress"),
         default="compare",
         help="compare (the default): all rows; scale: many kernels at work at once; "
-        "programs: papermill, and notebooks in a server; workspace: saving and restoring files",
+        "programs: papermill, and notebooks in a server; workspace: saving and restoring files; "
+        "egress: ways out of a sandbox",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"

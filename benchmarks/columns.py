@@ -78,6 +78,25 @@ COLUMNS = {
             environment={"SANDBOX_KERNEL_POOL_SIZE": "1"},
             tasks=("start", "stop"),
         ),
+        Column(
+            "egress",
+            "local jail, with a rule for one host",
+            "sandbox",
+            environment={"SANDBOX_KERNEL_EGRESS": "bench.test"},
+        ),
+        Column(
+            "egress-pip",
+            "local jail, with the package index of this machine's pip",
+            "sandbox",
+            environment={"SANDBOX_KERNEL_EGRESS": "@pip"},
+        ),
+        Column(
+            "egress-pool",
+            "local jail with a rule for one host, taken from a pool",
+            "sandbox",
+            environment={"SANDBOX_KERNEL_POOL_SIZE": "1", "SANDBOX_KERNEL_EGRESS": "bench.test"},
+            tasks=("start", "stop"),
+        ),
         Column("base64", "local jail, a text stream", "sandbox", Link(byte_exact=False)),
         Column(
             "delayed",

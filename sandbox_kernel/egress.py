@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,12 +32,14 @@ PARTS = {
     "rate_limit_rpm": "a rate limit",
     "deny": "a rule that denies",
     "default": "the default action allow",
+    "within": "rules within other rules",
 }
 """What rules may ask for beyond "allow this host". Capabilities.egress_parts: what is enforced."""
 
 _FIELD_OF = {"preset": "host", "wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""
 MAX_RULES = 256
+MAX_LEVELS = 4
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
@@ -88,6 +90,11 @@ class EgressRule:
     def is_partial(self) -> bool:
         """Whether the rule is about some requests only, so that one must read them."""
         return bool(self.methods or self.path)
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the rule is about single requests: some of them, or so many."""
+        return self.is_partial or self.rate_limit_rpm is not None
 
     def matches(self, host: str, port: int, method: str, path: str) -> bool:
         """Whether the rule applies to this request. A host name never matches an address."""
@@ -145,19 +152,47 @@ class EgressPolicy:
 
     rules: tuple[EgressRule, ...] = ()
     default: str = DENY
+    within: EgressPolicy | None = None
+    """A request passes only if this policy allows it as well."""
 
     def __post_init__(self) -> None:
         if self.default not in _ACTIONS:
             raise SpecError(f"egress: default is 'allow' or 'deny', not {self.default!r}.")
         if len(self.rules) > MAX_RULES:
             raise SpecError(f"egress has {len(self.rules)} rules; the limit is {MAX_RULES}.")
+        if len(self.levels) > MAX_LEVELS:
+            raise SpecError(f"egress has rules within rules, {MAX_LEVELS} levels deep at most.")
+
+    @property
+    def levels(self) -> tuple[EgressPolicy, ...]:
+        """This policy and those that it is within, from the innermost out. Each decides by its own
+        rules and default; what one of them denies is denied."""
+        return (self,) if self.within is None else (self, *self.within.levels)
+
+    @property
+    def all_rules(self) -> tuple[EgressRule, ...]:
+        """The rules of all levels."""
+        return tuple(rule for level in self.levels for rule in level.rules)
 
     def __bool__(self) -> bool:
         """False if no request can pass, so that the sandbox needs no network."""
-        return self.default == ALLOW or any(rule.action == ALLOW for rule in self.rules)
+        return all(
+            level.default == ALLOW or any(rule.action == ALLOW for rule in level.rules)
+            for level in self.levels
+        )
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether a rule is about single requests, so that one must read them where one can."""
+        return any(rule.counts_requests for rule in self.all_rules)
 
     def decide(self, host: str, port: int, method: str = "GET", path: str = "/") -> str:
         """``allow`` or ``deny`` for one request, rate limits aside."""
+        request = (host, port, method, path)
+        denied = any(level._decide_alone(*request) == DENY for level in self.levels)
+        return DENY if denied else ALLOW
+
+    def _decide_alone(self, host: str, port: int, method: str, path: str) -> str:
         for rule in self.rules:
             if rule.matches(host, port, method, path):
                 return rule.action
@@ -175,17 +210,28 @@ class EgressPolicy:
                     return f"egress[{number}].{where}={value!r} ({PARTS[part]})"
         if self.default == ALLOW and "default" not in parts:
             return f"egress.default='allow' ({PARTS['default']})"
-        return None
+        if self.within is None:
+            return None
+        if "within" not in parts:
+            return f"egress.within={self.within.to_json()!r} ({PARTS['within']})"
+        return self.within.unenforceable(parts)
 
     def to_json(self) -> list[Any] | dict[str, Any]:
         """Plain JSON types; ``read`` reads them back."""
         rules = [rule.to_json() for rule in self.rules]
+        if self.within is not None:
+            return {"default": self.default, "rules": rules, "within": self.within.to_json()}
         return rules if self.default == DENY else {"default": self.default, "rules": rules}
 
     @classmethod
-    def of(cls, *rules: str | EgressRule | Mapping[str, Any], default: str = DENY) -> EgressPolicy:
+    def of(
+        cls,
+        *rules: str | EgressRule | Mapping[str, Any],
+        default: str = DENY,
+        within: EgressPolicy | None = None,
+    ) -> EgressPolicy:
         """A policy from hosts and rules, for use in Python."""
-        return cls(tuple(map(_rule, rules)), default)
+        return cls(tuple(map(_rule, rules)), default, within)
 
     @classmethod
     def read(cls, value: Any) -> EgressPolicy:
@@ -199,19 +245,22 @@ class EgressPolicy:
         if isinstance(value, str):
             value = _parsed(value) if value.lstrip()[:1] in ("[", "{") else _words(value)
         if isinstance(value, Mapping) and not value.keys() & {"host"}:
-            unknown = value.keys() - {"default", "rules"}
+            unknown = value.keys() - {"default", "rules", "within"}
             if unknown or not isinstance(value.get("rules", []), (list, tuple)):
                 raise SpecError(
                     f"egress takes a list of hosts and rules, or an object with the keys default "
                     f"and rules, not {value!r}."
                 )
-            return cls.of(*value.get("rules", ()), default=value.get("default", DENY))
+            within = None if value.get("within") is None else cls._outer(value["within"])
+            return cls.of(
+                *value.get("rules", ()), default=value.get("default", DENY), within=within
+            )
         if isinstance(value, (Mapping, EgressRule)):
             value = [value]
         if not isinstance(value, (list, tuple)):
             raise SpecError(f"egress takes a list of hosts and rules, not {value!r}.")
         default, rules = DENY, []
-        for item in value:
+        for item in _lines(value):
             if isinstance(item, str) and item.startswith("default="):
                 default = item.removeprefix("default=")
             elif isinstance(item, str) and item.lstrip()[:1] == "{":
@@ -220,9 +269,34 @@ class EgressPolicy:
                 rules.append(item)
         return cls.of(*rules, default=default)
 
+    @classmethod
+    def _outer(cls, value: Any) -> EgressPolicy:
+        """What a policy is within, as ``read`` takes it."""
+        level, depth = value, 2
+        while isinstance(level, Mapping) and (level := level.get("within")) is not None:
+            depth += 1
+        if depth > MAX_LEVELS:
+            raise SpecError(f"egress has rules within rules, {MAX_LEVELS} levels deep at most.")
+        return cls.read(value)
+
+
+def _lines(items: Iterable[Any]) -> Iterator[Any]:
+    """An item may be a policy file's text, from a command line."""
+    for item in items:
+        if isinstance(item, str) and "\n" in item and item.lstrip()[:1] not in ("[", "{"):
+            yield from _words(item)
+        else:
+            yield item
+
 
 def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[,\s]+", text) if word]
+    """Words between spaces and commas. As in a policy file, # begins a comment, and a rule as JSON
+    has a line for itself."""
+    words: list[str] = []
+    for line in text.splitlines():
+        plain = line.partition("#")[0].strip()
+        words += [plain] if plain[:1] == "{" else re.split(r"[,\s]+", plain)
+    return [word for word in words if word]
 
 
 def _parsed(text: str) -> Any:
@@ -239,6 +313,8 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, EgressRule):
         return item
     if isinstance(item, str):
+        if _network(item.removeprefix("!")) is not None:  # its colons begin no port
+            return EgressRule(item.removeprefix("!"), DENY if item.startswith("!") else ALLOW)
         found = _SHORT.fullmatch(item)
         if found is None:
             raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")

@@ -31,6 +31,7 @@ log = logging.getLogger("sandbox_kernel")
 VERSION = 1
 _SPARE, _BLOCK = 4096, 4096
 """Spare bytes in a record's file, for changes that are made when the disk is full."""
+_RULES = ".egress"
 _editing = threading.RLock()
 """Records are read, changed and written again in any thread of this process."""
 
@@ -162,7 +163,14 @@ class Records:
     def delete(self, backend: str, name: str) -> None:
         """Forget a sandbox. No error if it is forgotten already."""
         with _editing:
-            self._path(backend, name).unlink(missing_ok=True)
+            path = self._path(backend, name)
+            path.with_suffix(_RULES).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    def rules_path(self, backend: str, name: str) -> Path:
+        """Where a sandbox's rules for egress are if they have changed since it was made; the file
+        ends with the record."""
+        return self._path(backend, name).with_suffix(_RULES)
 
     @staticmethod
     def _read(path: Path) -> Record:

@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -16,8 +16,10 @@ from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
+from sandbox_kernel.audit.trail import KEEPS
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.secret_declarations import SecretDeclaration, read_secrets
 from sandbox_kernel.settings import (
     BOOLEAN,
     FOLDER,
@@ -48,6 +50,8 @@ NOTEBOOK = ".ipynb"
 """How the path of a notebook ends. Where a workspace's name may stand, so may such a path."""
 FILES = ("copy", "mount-ro", "mount")
 """Values of ``files`` with which the sandbox sees the notebook's folder."""
+NOTEBOOK_SETTINGS = ("egress", "memory_mib", "cpus", "processes", "disk_mib", "files")
+"""Settings that a notebook's own metadata can narrow."""
 FORMER_VOLUME = "workspace"
 """What ``volume`` was called in earlier specs, records and launchers."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -84,6 +88,13 @@ def _upload(value: Any) -> str | tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(glob, str) for glob in value):
         return value[0] if value in (["none"], ["folder"]) else tuple(value)
     raise ValueError(f"is 'none', 'folder' or a list of globs, not {value!r}")
+
+
+def _notebook_settings(value: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = WORDS.read(value)
+    if wrong := sorted(set(names) - set(NOTEBOOK_SETTINGS)):
+        raise ValueError(f"takes {', '.join(NOTEBOOK_SETTINGS)}, not {wrong[0]!r}")
+    return names
 
 
 _enforced = partial(setting, needs=ITSELF)
@@ -149,7 +160,12 @@ class SandboxSpec:
         "host interpreter whose environment the sandbox shows (default: this one)",
         PROGRAM,
     )
-    secrets: tuple[str, ...] = _enforced((), "names of secrets that the sandbox may use", WORDS)
+    secrets: tuple[SecretDeclaration, ...] = _enforced(
+        (),
+        "secrets that the sandbox may use without seeing them, NAME@HOST, or objects as JSON",
+        ValueKind(read_secrets, "SECRET", several=True),
+    )
+    """Also taken: whatever ``read_secrets`` reads. Declared by name; never the values."""
     egress: EgressPolicy = _enforced(  # noqa: RUF009  (it makes a field)
         EgressPolicy,
         "hosts that the sandbox may reach, or rules as JSON; none means no network",
@@ -171,6 +187,15 @@ class SandboxSpec:
         None, "delete a hosted sandbox that has been paused for this long", _SECONDS
     )
     start_timeout: float = setting(60.0, "seconds that starting the sandbox may take", _SECONDS)
+    audit: str = setting(
+        "all", "what is recorded of the sandbox: all, egress alone, or none", choice(*KEEPS)
+    )
+    audit_command: str | None = setting(
+        None,
+        "program on this host that gets a copy of each recorded event, as JSON lines on its stdin",
+        TEXT._replace(metavar="COMMAND"),
+    )
+    """The operator's: words as a shell splits them. Never read from a notebook."""
     workspace: InitVar[str | None] = None
     """The former name of ``volume``, as a keyword argument only."""
 
@@ -284,6 +309,11 @@ class KernelConfiguration:
         False,
         "with mirror: move files that it made, and that were deleted since, to a trash folder",
         BOOLEAN,
+    )
+    notebook_may_widen: tuple[str, ...] = _for_notebooks(
+        (),
+        "settings of which a notebook's own metadata may ask for more than the kernel is given",
+        WORDS._replace(read=_notebook_settings),
     )
     named: bool = False
     """The user has chosen the sandbox's name."""

@@ -13,7 +13,7 @@ from sandbox_kernel.cli.options import given_settings
 from sandbox_kernel.cli.parser import parse
 from sandbox_kernel.egress import PARTS, EgressPolicy, EgressRule
 from sandbox_kernel.errors import SpecError, SpecRefused
-from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.capabilities import Capabilities, EgressWay
 from sandbox_kernel.settings import settings_of, values_from_environment
 from sandbox_kernel.spec import SandboxSpec
 
@@ -180,6 +180,10 @@ _EVERY_PART: dict[str, tuple[object, str]] = {
     ),
     "deny": ("!a.example", r"egress\[1\]\.action='deny'"),
     "default": ("default=allow", r"egress\.default='allow'"),
+    "within": (
+        {"rules": ["data.example"], "within": ["*.example"]},
+        r"egress\.within=\['\*\.example'\]",
+    ),
 }
 
 
@@ -187,7 +191,8 @@ _EVERY_PART: dict[str, tuple[object, str]] = {
 def test_what_a_backend_cannot_enforce_is_refused_by_the_rules_field(part: str) -> None:
     """A backend that enforces every other part refuses the one that it lacks, by name."""
     item, named = _EVERY_PART[part]
-    spec = SandboxSpec(egress=["plain.example", item])  # type: ignore[arg-type]
+    egress = item if part == "within" else ["plain.example", item]
+    spec = SandboxSpec(egress=egress)  # type: ignore[arg-type]
     full = Capabilities(egress=True, egress_parts=frozenset(PARTS))
     full.check(spec, "able")
     lacking = Capabilities(
@@ -198,6 +203,47 @@ def test_what_a_backend_cannot_enforce_is_refused_by_the_rules_field(part: str) 
     with pytest.raises(SpecRefused, match=rf"'unable' cannot enforce {named}") as caught:
         lacking.check(spec, "unable")
     assert ("Use another port." in str(caught.value)) == (part == "ports")
+
+
+def _no_ports(policy: EgressPolicy) -> str | None:
+    return policy.unenforceable(set(PARTS) - {"ports"})
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "rules", "way"),
+    [
+        (Capabilities("egress", "gateway"), [], EgressWay.CLOSED),
+        (Capabilities("egress", "gateway"), ["!a.example"], EgressWay.CLOSED),
+        (Capabilities("egress"), ["a.example"], EgressWay.BACKEND),
+        (Capabilities("egress", "gateway"), ["a.example"], EgressWay.GATEWAY),
+        (
+            Capabilities("egress", "gateway", beyond_own_rules=_no_ports),
+            ["a.example"],
+            EgressWay.BACKEND,
+        ),
+        (
+            Capabilities("egress", "gateway", beyond_own_rules=_no_ports),
+            ["a.example", "a.example:8443"],
+            EgressWay.GATEWAY,
+        ),
+    ],
+)
+def test_all_rules_take_one_way(
+    capabilities: Capabilities, rules: list[str], way: EgressWay
+) -> None:
+    """The backend's own rules, if they hold every one exactly; else the gateway."""
+    assert capabilities.egress_way(EgressPolicy.of(*rules)) is way
+
+
+def test_what_neither_own_rules_nor_the_gateway_hold_is_refused() -> None:
+    """With the reason of each. What own rules hold, the gateway need not."""
+    both = Capabilities("egress", "gateway", beyond_own_rules=_no_ports)
+    rule = {"host": "a.example", "methods": ["GET"]}
+    both.check(SandboxSpec(egress=[rule]), "able")  # type: ignore[arg-type]
+    spec = SandboxSpec(egress=[{**rule, "ports": [8443]}])  # type: ignore[arg-type]
+    why = r"egress\[0\]\.ports=\[8443\].*own rules cannot hold egress\[0\]\.ports"
+    with pytest.raises(SpecRefused, match=why):
+        both.check(spec, "able")
 
 
 def test_a_backend_without_network_takes_a_policy_that_lets_nothing_out() -> None:

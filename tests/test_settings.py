@@ -45,7 +45,8 @@ def test_every_setting_is_a_variable(name: str) -> None:
     """A variable is read as the value in a kernelspec is."""
     values = {"backend": "islo", "guest_transport": "tcp", "egress": "a.example", "options": "{}"}
     values |= {"python": "/bin/python", "readable": "/opt", "env": "A=1", "labels": "a=b"}
-    values |= {"files": "mount-ro", "folder": "/project"}
+    values |= {"files": "mount-ro", "folder": "/project", "audit": "none"}
+    values |= {"notebook_may_widen": "egress", "secrets": "KEY@a.example"}
     booleans = [n for n, s in SETTINGS.items() if isinstance(s.default, bool)]
     value = values.get(name, "yes" if name in booleans else "200")
     variable = {SETTINGS[name].variable: value}

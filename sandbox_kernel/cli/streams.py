@@ -12,6 +12,7 @@ import tty
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
+from sandbox_kernel import audit
 from sandbox_kernel.cli.foreground import Interrupted, within
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
@@ -48,6 +49,7 @@ class AttachedCommand:
         self, handle: SandboxHandle, command: Command, *, timeout: float | None = None
     ) -> int:
         """Run a command to its end; gives its exit code (128+N for signal N)."""
+        audit.note_command(handle, command.argv)
         self._stream = stream = await handle.open_command(command)
         problem = (
             f"{command.program!r} in sandbox {handle.name!r} did not end within {timeout or 0:g} s "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 
@@ -16,10 +16,16 @@ what can never become valid, so that the buffer is bounded."""
 READ_SIZE = 256 * 1024
 
 
+class Reader(Protocol):
+    """What is used of asyncio.StreamReader."""
+
+    async def read(self, n: int = -1) -> bytes: ...
+
+
 class ByteSource:
     """What a peer sends: bytes that were read too far come first."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.buffer = bytearray()
 

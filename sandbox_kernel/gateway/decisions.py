@@ -10,15 +10,18 @@ addresses, not by ``*`` or a default, because rules for names would otherwise me
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
 from sandbox_kernel.gateway.names import NameRefused, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
 
 _WEB_PORTS = (80, 443)
-_NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
+NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
+UNREADABLE = "it is neither TLS nor HTTP, so its requests cannot be read"
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})?")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
 _NEVER_ENCODED = frozenset("/\\%\x7f")
@@ -37,6 +40,9 @@ class Decision:
     """What an HTTP client is told if this denies."""
     wait: int = 0
     """Seconds after which the same request would be allowed; 0: never."""
+    outer: tuple[EgressRule | None, ...] = ()
+    """What decided in the other sets of rules, if there are several. An address that is not public
+    must be named by all of them."""
 
     @property
     def allowed(self) -> bool:
@@ -51,8 +57,51 @@ class Decision:
         return Refusal(self.status, self.denial(target), wait=self.wait)
 
 
-def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
-    """The decision for a connection of which only the target is known."""
+def judge_connection(
+    policy: EgressPolicy, target: Target, why_unread: str = NEEDS_EXTRA
+) -> Decision:
+    """The decision for a connection of which only the target is known, and why nothing else is."""
+    return strictest(connection_decisions(policy, target, why_unread))
+
+
+def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
+    """The decision for an HTTP request that can be read. ``path`` is without the query."""
+    return strictest(request_decisions(policy, target, method, path))
+
+
+def connection_decisions(
+    policy: EgressPolicy, target: Target, why_unread: str = NEEDS_EXTRA
+) -> list[Decision]:
+    """What each level of the policy says of a connection."""
+    found = [_judge_connection(level, target, why_unread) for level in policy.levels]
+    return _named(policy, found)
+
+
+def request_decisions(
+    policy: EgressPolicy, target: Target, method: str, path: str
+) -> list[Decision]:
+    """What each level of the policy says of a request."""
+    found = [_judge_request(level, target, method, path) for level in policy.levels]
+    return _named(policy, found)
+
+
+def strictest(levels: Sequence[Decision]) -> Decision:
+    """The first that denies; if none does, the first, with the rules of the others."""
+    inner, *outer = levels
+    allowed = replace(inner, outer=tuple(decision.rule for decision in outer))
+    return next((decision for decision in levels if not decision.allowed), allowed)
+
+
+def _named(policy: EgressPolicy, levels: list[Decision]) -> list[Decision]:
+    """Say which rules are meant, where there are several sets."""
+    if policy.within is None:
+        return levels
+    inner, *outer = levels
+    hint = f"{inner.hint} in the notebook's metadata" if inner.hint else ""
+    return [replace(inner, reason=f"the notebook's own rules: {inner.reason}", hint=hint), *outer]
+
+
+def _judge_connection(policy: EgressPolicy, target: Target, why_unread: str) -> Decision:
     unread: tuple[int, EgressRule] | None = None
     for number, rule in enumerate(policy.rules, 1):
         if not rule.concerns(target.host, target.port):
@@ -62,7 +111,7 @@ def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
             break
         if rule.action == DENY or rule.rate_limit_rpm is not None:
             verb = "denies" if rule.action == DENY else "limits"
-            reason = f"rule {number} {verb} some requests to {rule.host}; {_NEEDS_EXTRA}"
+            reason = f"rule {number} {verb} some requests to {rule.host}; {why_unread}"
             return Decision(DENY, rule, number, reason)
         unread = unread or (number, rule)
     else:
@@ -70,12 +119,11 @@ def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
     if decision.allowed or unread is None:
         return decision
     number, rule = unread
-    reason = f"rule {number} allows only some requests to {rule.host}; {_NEEDS_EXTRA}"
+    reason = f"rule {number} allows only some requests to {rule.host}; {why_unread}"
     return Decision(DENY, rule, number, reason)
 
 
-def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
-    """The decision for an HTTP request that can be read. ``path`` is without the query."""
+def _judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
     if any(rule.path and rule.concerns(target.host, target.port) for rule in policy.rules):
         ambiguity = ambiguous(path)
         if ambiguity:
@@ -87,15 +135,43 @@ def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) 
     return _decided(policy, target, None, None)
 
 
-def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
-    """Whether some request to the target can be allowed."""
-    for rule in policy.rules:
+def judge_some(policy: EgressPolicy, target: Target) -> Decision:
+    """The decision for a connection in which each request is going to be decided: it is denied if
+    none could be allowed."""
+    return strictest(_named(policy, [_judge_some(level, target) for level in policy.levels]))
+
+
+def _judge_some(policy: EgressPolicy, target: Target) -> Decision:
+    for number, rule in enumerate(policy.rules, 1):
         if rule.concerns(target.host, target.port):
             if rule.action == ALLOW and (target.address is None or rule.is_address):
-                return True
+                return _decided(policy, target, number, rule)
             if not rule.is_partial:
-                return False
-    return policy.default == ALLOW and target.address is None
+                return _decided(policy, target, number, rule)
+    return _decided(policy, target, None, None)
+
+
+def reads_requests(policy: EgressPolicy, target: Target) -> bool:
+    """Whether a rule that counts for this target looks at single requests."""
+    return any(rule.counts_requests for rule in _counting(policy, target))
+
+
+def is_partial(policy: EgressPolicy, target: Target) -> bool:
+    """Whether requests to the target differ by method or path, so that one must read them."""
+    return any(rule.is_partial for rule in _counting(policy, target))
+
+
+def _counting(policy: EgressPolicy, target: Target) -> Iterator[EgressRule]:
+    """The first rule of each level that is about this target: it is about all requests to it, or
+    they must be read."""
+    for level in policy.levels:
+        concerned = (rule for rule in level.rules if rule.concerns(target.host, target.port))
+        yield from itertools.islice(concerned, 1)
+
+
+def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
+    """Whether some request to the target can be allowed."""
+    return judge_some(policy, target).allowed
 
 
 def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:
@@ -105,7 +181,9 @@ def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:
         host = read_target(name, 1)
     except NameRefused:
         return ()
-    named = {port for rule in policy.rules for port in rule.ports if rule.concerns(host.host, port)}
+    named = {
+        port for rule in policy.all_rules for port in rule.ports if rule.concerns(host.host, port)
+    }
     ports = sorted({*_WEB_PORTS, *named})
     return tuple(
         port for port in ports if may_allow_some(policy, Target(host.host, port, host.address))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sandbox_kernel.egress import DENY, EgressPolicy, EgressRule
@@ -38,7 +38,7 @@ class Gate:
         """Replace the rules. Who has asked to be told (``on_changed``) looks at open connections
         again before this returns. Rules that stay go on counting."""
         self._policy = policy
-        self._allowed = {r: t for r, t in self._allowed.items() if r in policy.rules}
+        self._allowed = {r: t for r, t in self._allowed.items() if r in policy.all_rules}
         for watcher in list(self._watchers.values()):
             watcher()
 
@@ -52,16 +52,31 @@ class Gate:
 
         return forget
 
-    def connection(self, host: str | Target, port: int = 0) -> Decision:
+    def connection(
+        self, host: str | Target, port: int = 0, *, why_unread: str = decisions.NEEDS_EXTRA
+    ) -> Decision:
         """Decide for a connection of which nothing but the target is known, and count it.
         NameRefused for a host that is none."""
         target = _target(host, port)
-        return self._counted(decisions.judge_connection(self._policy, target))
+        found = decisions.connection_decisions(self._policy, target, why_unread)
+        return self._counted(found)
+
+    def some(self, target: Target) -> Decision:
+        """Decide whether a connection makes sense in which each request is decided."""
+        return decisions.judge_some(self._policy, target)
+
+    def reads_requests(self, target: Target) -> bool:
+        """Whether a rule that counts for this target looks at single requests."""
+        return decisions.reads_requests(self._policy, target)
+
+    def is_partial(self, target: Target) -> bool:
+        """Whether requests to the target differ by method or path."""
+        return decisions.is_partial(self._policy, target)
 
     def request(self, host: str | Target, port: int, method: str, path: str) -> Decision:
         """Decide for an HTTP request that can be read (path without query), and count it."""
         target = _target(host, port)
-        return self._counted(decisions.judge_request(self._policy, target, method, path))
+        return self._counted(decisions.request_decisions(self._policy, target, method, path))
 
     def still_allows(self, target: Target, request: tuple[str, str] | None = None) -> bool:
         """Whether what is under way (with method and path, where known) would be allowed now, rate
@@ -78,21 +93,31 @@ class Gate:
         """The ports on which a name may be allowed; none: a DNS server refuses the name."""
         return decisions.ports_for(self._policy, name)
 
-    def _counted(self, decision: Decision) -> Decision:
-        rule = decision.rule
-        if rule is None or not decision.allowed or rule.rate_limit_rpm is None:
-            return decision
-        now = self._clock()
-        times = self._allowed.setdefault(rule, deque())
-        while times and times[0] <= now - _MINUTE:
-            times.popleft()
-        if len(times) < rule.rate_limit_rpm:
+    def _counted(self, levels: Sequence[Decision]) -> Decision:
+        """Count a request in the limits of all levels, if none of them denies it."""
+        found = decisions.strictest(levels)
+        if not found.allowed:
+            return found
+        now, counters = self._clock(), []
+        for rule, decision in {level.rule: level for level in levels}.items():
+            if rule is None or rule.rate_limit_rpm is None:
+                continue
+            times = self._allowed.setdefault(rule, deque())
+            while times and times[0] <= now - _MINUTE:
+                times.popleft()
+            if len(times) >= rule.rate_limit_rpm:
+                return _too_many(decision, rule.rate_limit_rpm, times[0] + _MINUTE - now)
+            counters.append(times)
+        for times in counters:
             times.append(now)
-            return decision
-        wait = max(1, math.ceil(times[0] + _MINUTE - now))
-        reason = f"rule {decision.number} allows {rule.rate_limit_rpm} requests a minute"
-        hint = f"try again in {wait} s"
-        return replace(decision, action=DENY, reason=reason, hint=hint, status=429, wait=wait)
+        return found
+
+
+def _too_many(decision: Decision, most: int, left: float) -> Decision:
+    wait = max(1, math.ceil(left))
+    reason = f"rule {decision.number} allows {most} requests a minute"
+    hint = f"try again in {wait} s"
+    return replace(decision, action=DENY, reason=reason, hint=hint, status=429, wait=wait)
 
 
 def _target(host: str | Target, port: int) -> Target:

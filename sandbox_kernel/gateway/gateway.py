@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 
 from sandbox_kernel.gateway import socks, tls_hello
 from sandbox_kernel.gateway.addresses import Dialler, Resolve
 from sandbox_kernel.gateway.answers import ESTABLISHED, error_answer
 from sandbox_kernel.gateway.audit import Sink
 from sandbox_kernel.gateway.closing import close, close_after_answer, reset
+from sandbox_kernel.gateway.decisions import NEEDS_EXTRA, UNREADABLE, Decision
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.http_forward import HttpForwarder
 from sandbox_kernel.gateway.http_head import RequestHead, take_request
@@ -21,6 +24,10 @@ from sandbox_kernel.gateway.relay import Wire, relay
 from sandbox_kernel.gateway.rewriting import Rewriting
 from sandbox_kernel.gateway.service import Limits, Passage, Service
 from sandbox_kernel.gateway.watch import Watch
+
+if TYPE_CHECKING:
+    from sandbox_kernel.gateway.tls.authority import Authority
+    from sandbox_kernel.gateway.tls.termination import Terminator
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +59,23 @@ class Gateway:
     ) -> None:
         self._dialler = Dialler(resolve=resolve, private_names=private_names, is_own=is_own)
         self._service = Service(gate, self._dialler, audit, limits or Limits(), sandbox, rewriting)
+        self._terminator: Terminator | None = None
         self._max_connections = max_connections
         self._connections = 0
+
+    def end_tls(
+        self, authority: Authority, trust: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        """From now on, end TLS where a rule or a secret needs requests to be read. The clients must
+        trust the authority. ``trust`` makes contexts for connections to servers (default: what
+        this machine trusts). Needs the extra ``gateway``."""
+        from sandbox_kernel.gateway.tls.termination import Terminator  # lazy: the extra
+
+        self._terminator = Terminator(self._service, authority, trust)
+
+    @property
+    def ends_tls(self) -> bool:
+        return self._terminator is not None
 
     @property
     def private_names(self) -> Collection[str]:
@@ -191,22 +213,38 @@ class Gateway:
             reset(wire.writer)
 
     async def _opaque(self, wire: Wire, passage: Passage, welcome: bytes) -> None:
-        """Pass on a connection whose content nobody reads. Refusal, which is recorded."""
+        """Pass on a connection whose content nobody reads, or have it read where a rule or a
+        secret needs that. Refusal, which is recorded."""
         target = passage.target
         assert target is not None
         server: Wire | None = None
+
+        def establish() -> None:
+            passage.established = True
+            wire.writer.write(welcome)
+
         try:
-            passage.decision = self._service.gate.connection(target)
-            if not passage.decision.allowed:
-                raise passage.decision.refusal(target)
-            async with Watch(self._service.limits.idle) as watch:
+            reads = self._terminator is not None and self._terminator.concerns(target)
+            if self._terminator is not None and reads:
+                _decide(passage, target, self._service.gate.some(target))
+                server = await self._service.dial(passage)
+                establish()
+                if await self._terminator.serve(wire, server, target, _check_hello(target)):
+                    return
+            why_unread = UNREADABLE if reads else NEEDS_EXTRA
+            _decide(passage, target, self._service.gate.connection(target, why_unread=why_unread))
+            async with Watch(self._service.limits.opaque) as watch:
                 with self._service.under_way(passage, watch):
-                    server = await self._service.dial(passage)
-                    passage.established = True
-                    wire.writer.write(welcome)
+                    if server is None:
+                        server = await self._service.dial(passage)
+                        establish()
 
                     async def first() -> None:
-                        await self._check_hello(wire, target)
+                        if await wire.source.wait():
+                            limit = self._service.limits.head
+                            _check_hello(target)(
+                                await wire.source.take(tls_hello.look_at, seconds=limit)
+                            )
 
                     await relay(wire, server, passage.counts, watch, first=first)
         except Refusal as refusal:
@@ -223,16 +261,24 @@ class Gateway:
             if server is not None and not server.writer.is_closing():
                 reset(server.writer)
 
-    async def _check_hello(self, wire: Wire, target: Target) -> None:
-        """Refusal if a client that may talk with this target begins TLS with another."""
-        if not await wire.source.wait():
-            return
-        found = await wire.source.take(tls_hello.look_at, seconds=self._service.limits.head)
+
+def _decide(passage: Passage, target: Target, decision: Decision) -> None:
+    passage.decision = decision
+    if not decision.allowed:
+        raise decision.refusal(target)
+
+
+def _check_hello(target: Target) -> Callable[[tls_hello.FirstBytes], None]:
+    """Refuses a client that may talk with this target and begins TLS with another."""
+
+    def check(found: tls_hello.FirstBytes) -> None:
         if found.server_name is None or target.address is not None:
             return
         if read_target(found.server_name, target.port) != target:
             name = found.server_name[:80].decode("latin-1")
             raise Refusal(421, f"egress denied: TLS for {name!a} on a connection for {target}")
+
+    return check
 
 
 async def _turn_away(wire: Wire, target: Target | None) -> None:

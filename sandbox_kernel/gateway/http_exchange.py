@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
+from sandbox_kernel.gateway.byte_source import ByteSource
 from sandbox_kernel.gateway.http_body import END_OF_CHUNKS, chunk, pieces_of
 from sandbox_kernel.gateway.http_head import (
     UNTIL_CLOSE,
@@ -19,6 +21,13 @@ from sandbox_kernel.gateway.http_head import (
 from sandbox_kernel.gateway.proxy_protocol import Request
 from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 from sandbox_kernel.gateway.relay import Counts, Wire, relay
+from sandbox_kernel.gateway.rewriting import (
+    MOST_SIGNED,
+    Filter,
+    Rewriting,
+    RewrittenRequest,
+    RewrittenResponse,
+)
 from sandbox_kernel.gateway.watch import Watch
 
 _MOST_INTERIM = 16
@@ -46,13 +55,19 @@ class Exchange:
         server: Wire,
         counts: Counts,
         watch: Watch,
+        rewriting: Rewriting,
+        rewritten: RewrittenRequest,
     ) -> None:
         self._request = request
+        self._rewriting = rewriting
+        self._rewritten = rewritten
         self._body = body
         self._client = client
         self._server = server
         self._counts = counts
         self._watch = watch
+        self._whole: bytes | None = None
+        """The request's body, if it had to be read before the request could be sent."""
         self._upload: asyncio.Task[None] | None = None
         self._upload_failed: Exception | None = None
         self.answered = False
@@ -81,17 +96,42 @@ class Exchange:
                 await asyncio.gather(self._upload, return_exceptions=True)
 
     async def _send_head(self) -> None:
-        request, head = self._request, self._request.head
+        head, rewritten = self._request.head, self._rewritten
+        if rewritten.sign is not None:
+            self._whole = await self._read_whole()
+            headers = rewritten.sign(self._whole)
+        else:
+            headers = rewritten.headers
         framing: Headers = ()
-        if self._body.chunked:
+        if self._whole is not None:
+            framing = (("content-length", str(len(self._whole))),) if self._whole else ()
+        elif self._as_chunks:
             framing = _CHUNKED
         elif head.all("content-length"):
             framing = (("content-length", str(self._body.length)),)
         if self._wants_websocket:
             framing += _WEBSOCKET
-        headers = head.end_to_end(leave_out=("host",)) + framing
-        host = request.target.host_header()
-        await self._to_server(write_request(head.method, request.path_and_query, host, headers))
+        host = self._request.host
+        written = write_request(head.method, rewritten.path_and_query, host, headers + framing)
+        await self._to_server(written)
+
+    @property
+    def _as_chunks(self) -> bool:
+        """Whether the body goes to the server in chunks: its length is not known."""
+        rewritten = self._rewritten.body is not None and not self._body.is_empty
+        return self._body.chunked or rewritten
+
+    async def _read_whole(self) -> bytes:
+        """The request's body, which its head depends on. Refusal; PeerClosed."""
+        found = bytearray()
+        if "100-continue" in self._request.head.words("expect"):
+            await self._to_client(write_response(100, "Continue", ()))
+        async for piece in pieces_of(self._client.source, self._body):
+            found += piece
+            if len(found) > MOST_SIGNED:
+                most = MOST_SIGNED // (1024 * 1024)
+                raise Refusal(413, f"the body is to be signed again, and longer than {most} MiB")
+        return bytes(found)
 
     @property
     def _wants_websocket(self) -> bool:
@@ -101,9 +141,13 @@ class Exchange:
     async def _send_body(self) -> None:
         """Send the request's body while the response may already arrive."""
         try:
-            async for piece in pieces_of(self._client.source, self._body):
-                await self._to_server(chunk(piece) if self._body.chunked else piece)
-            if self._body.chunked:
+            if self._whole is not None:
+                return await self._to_server(self._whole)
+            async for piece in self._filtered(
+                self._client.source, self._body, self._rewritten.body
+            ):
+                await self._to_server(chunk(piece) if self._as_chunks else piece)
+            if self._as_chunks:
                 await self._to_server(END_OF_CHUNKS)
         except ServerClosed:
             pass  # it may have answered before
@@ -111,6 +155,17 @@ class Exchange:
             # The server waits for the rest of a body that will not come.
             self._upload_failed = error
             self._server.writer.transport.abort()
+
+    async def _filtered(
+        self, source: ByteSource, body: Body, filter_: Filter | None = None
+    ) -> AsyncIterator[bytes]:
+        """The content of a body as it is passed on, in pieces that are not empty."""
+        async for piece in pieces_of(source, body):
+            changed = piece if filter_ is None else filter_.feed(piece)
+            if changed:
+                yield changed
+        if filter_ is not None and (rest := filter_.end()):
+            yield rest
 
     async def _to_server(self, data: bytes) -> None:
         try:
@@ -138,28 +193,34 @@ class Exchange:
             if response.status >= 200 or response.status == 101:
                 return response
             if not self._request.head.is_old:
-                interim = write_response(response.status, response.reason, response.end_to_end())
-                await self._to_client(interim)
+                seen = self._seen(response)
+                await self._to_client(write_response(response.status, seen.reason, seen.headers))
         raise BadHead("too many interim responses", 502)
+
+    def _seen(self, response: ResponseHead) -> RewrittenResponse:
+        """What the client may see of a response. Refusal."""
+        target = self._request.target
+        return self._rewriting.response(target, response.end_to_end(), response.reason)
 
     async def _switch(self, response: ResponseHead) -> None:
         if not self._wants_websocket or not response.wants_websocket:
             raise BadHead("the server switched to a protocol that was not asked for", 502)
-        headers = response.end_to_end() + _WEBSOCKET
+        seen = self._seen(response)
         self.answered = True
-        await self._to_client(write_response(101, response.reason, headers))
-        await relay(self._client, self._server, self._counts, self._watch)
+        await self._to_client(write_response(101, seen.reason, seen.headers + _WEBSOCKET))
+        client, server = self._client, self._server
+        await relay(client, server, self._counts, self._watch, downwards_filter=seen.body)
 
     async def _pass_response(self, response: ResponseHead) -> None:
         request = self._request.head
         body = body_of_response(response, request.method)
         as_chunks = body.chunked and not request.is_old
         self.keep_client = not (request.is_last or body == UNTIL_CLOSE)
-        headers = response.end_to_end() + self._framing_for_client(response, body, as_chunks)
+        seen = self._seen(response)
+        headers = seen.headers + self._framing_for_client(response, body, as_chunks)
         self.answered = True
-        head = write_response(response.status, response.reason, headers)
-        await self._to_client(head)
-        await self._pass_body(body, as_chunks)
+        await self._to_client(write_response(response.status, seen.reason, headers))
+        await self._pass_body(body, as_chunks, seen.body)
         sent = self._upload is None or (self._upload.done() and self._upload_failed is None)
         self.keep_client = self.keep_client and sent
         closing = "close" in response.words("connection")
@@ -177,9 +238,9 @@ class Exchange:
             length = "" if response.status == 204 else "0"
         return (*framing, ("content-length", length)) if length else framing
 
-    async def _pass_body(self, body: Body, as_chunks: bool) -> None:
+    async def _pass_body(self, body: Body, as_chunks: bool, filter_: Filter | None) -> None:
         try:
-            async for piece in pieces_of(self._server.source, body):
+            async for piece in self._filtered(self._server.source, body, filter_):
                 await self._to_client(chunk(piece) if as_chunks else piece)
         except PeerClosed:
             raise ServerClosed("the server closed the connection within its answer") from None

@@ -1,7 +1,8 @@
-"""Forwards plain HTTP: each request of a connection is decided on its own."""
+"""Forwards HTTP/1: each request of a connection is decided on its own."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sandbox_kernel.gateway.answers import error_answer
@@ -18,6 +19,7 @@ from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.proxy_protocol import Request, direct_request, proxied_request
 from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 from sandbox_kernel.gateway.relay import Wire
+from sandbox_kernel.gateway.rewriting import RewrittenRequest
 from sandbox_kernel.gateway.service import Passage, Service
 from sandbox_kernel.gateway.watch import Watch
 
@@ -34,13 +36,24 @@ class HttpForwarder:
     """Serves the requests of one client's connection, one after the other.
 
     With a ``target``, the connection is for that one alone, and requests name only a path; without,
-    they are those of a proxy's client, with whole URLs.
+    they are those of a proxy's client, with whole URLs. ``scheme`` is https where TLS was ended;
+    ``dial`` connects to the server of a request.
     """
 
-    def __init__(self, service: Service, client: Wire, target: Target | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        client: Wire,
+        target: Target | None = None,
+        *,
+        scheme: str = "http",
+        dial: Callable[[Passage], Awaitable[Wire]] | None = None,
+    ) -> None:
         self._service = service
         self._client = client
         self._target = target
+        self._scheme = scheme
+        self._dial = dial or service.dial
         self._server: _Server | None = None
 
     async def serve(self, first: RequestHead | None = None) -> None:
@@ -80,24 +93,39 @@ class HttpForwarder:
                 refusal = decision.refusal(request.target)
                 keep = body.is_empty and not head.is_last
                 return await self._refuse(passage, refusal, to_head=to_head, keep=keep)
+            rewritten = self._rewritten(request)
+            passage.secrets = rewritten.secrets
         except Refusal as refusal:
             return await self._refuse(passage, refusal, to_head=to_head)
-        return await self._pass_on(request, body, passage)
+        if rewritten.sign is None or body.is_empty:
+            return await self._pass_on(request, rewritten, body, passage)
+        async with self._service.whole_bodies:
+            return await self._pass_on(request, rewritten, body, passage)
+
+    def _rewritten(self, request: Request) -> RewrittenRequest:
+        head = request.head
+        headers = head.end_to_end(leave_out=("host",))
+        return self._service.rewriting.request(
+            *(request.target, head.method, request.path_and_query, headers),
+            secure=request.scheme == "https",
+        )
 
     def _read(self, head: RequestHead) -> Request:
         if self._target is not None:
-            return direct_request(head, self._target)
+            return direct_request(head, self._target, self._scheme)
         if head.method == "CONNECT":
             raise BadHead("CONNECT after another request")
         return proxied_request(head)
 
-    async def _pass_on(self, request: Request, body: Body, passage: Passage) -> bool:
+    async def _pass_on(
+        self, request: Request, rewritten: RewrittenRequest, body: Body, passage: Passage
+    ) -> bool:
         exchange: Exchange | None = None
         try:
             async with Watch(self._service.limits.idle) as watch:
                 with self._service.under_way(passage, watch):
                     reused = await self._connect(request, body, passage)
-                    exchange = self._exchange(request, body, passage, watch)
+                    exchange = self._exchange(request, rewritten, body, passage, watch)
                     try:
                         await exchange.run()
                     except ServerClosed:
@@ -106,7 +134,7 @@ class HttpForwarder:
                         # An idle connection that the server had closed by now.
                         await self._drop_server()
                         await self._connect(request, body, passage)
-                        exchange = self._exchange(request, body, passage, watch)
+                        exchange = self._exchange(request, rewritten, body, passage, watch)
                         await exchange.run()
         except (Refusal, TimeoutError, PeerClosed, OSError) as error:
             await self._drop_server()
@@ -130,13 +158,22 @@ class HttpForwarder:
         if server is not None and server.target == request.target and body.is_empty:
             return True
         await self._drop_server()
-        self._server = _Server(request.target, await self._service.dial(passage))
+        self._server = _Server(request.target, await self._dial(passage))
         return False
 
-    def _exchange(self, request: Request, body: Body, passage: Passage, watch: Watch) -> Exchange:
+    def _exchange(
+        self,
+        request: Request,
+        rewritten: RewrittenRequest,
+        body: Body,
+        passage: Passage,
+        watch: Watch,
+    ) -> Exchange:
         assert self._server is not None
-        counts = passage.counts
-        return Exchange(request, body, self._client, self._server.wire, counts, watch)
+        return Exchange(
+            *(request, body, self._client, self._server.wire, passage.counts, watch),
+            *(self._service.rewriting, rewritten),
+        )
 
     async def _refuse(
         self, passage: Passage, refusal: Refusal, *, to_head: bool, keep: bool = False

@@ -10,6 +10,8 @@ from sandbox_kernel.gateway.http_head import BadHead, RequestHead, body_of_reque
 from sandbox_kernel.gateway.names import Target, read_authority, read_url
 from sandbox_kernel.gateway.refusals import Refusal
 
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
 
 class Speaks(Enum):
     HTTP = "HTTP"
@@ -35,6 +37,12 @@ class Request:
     head: RequestHead
     target: Target
     path_and_query: str
+    scheme: str = "http"
+
+    @property
+    def host(self) -> str:
+        """For the Host header."""
+        return self.target.host_header(DEFAULT_PORTS[self.scheme])
 
     @property
     def path(self) -> str:
@@ -62,28 +70,28 @@ def proxied_request(head: RequestHead) -> Request:
     scheme, target, rest = read_url(head.target)
     if scheme != "http":
         raise BadHead(f"{scheme} URLs are for CONNECT, not for the proxy to read")
-    _check_host(head, target)
+    _check_host(head, target, scheme)
     return Request(head, target, rest)
 
 
-def direct_request(head: RequestHead, target: Target) -> Request:
+def direct_request(head: RequestHead, target: Target, scheme: str = "http") -> Request:
     """A request on a connection whose target is known. BadHead; NameRefused; Refusal 421."""
     if head.method == "CONNECT":
         raise BadHead("CONNECT is for proxies")
     rest = head.target
     if not rest.startswith("/") and not (rest == "*" and head.method == "OPTIONS"):
-        scheme, named, rest = read_url(rest)
-        if scheme != "http" or named != target:
+        named_scheme, named, rest = read_url(rest)
+        if named_scheme != scheme or named != target:
             raise _disagree(str(named), str(target))
-    _check_host(head, target)
-    return Request(head, target, rest)
+    _check_host(head, target, scheme)
+    return Request(head, target, rest, scheme)
 
 
-def _check_host(head: RequestHead, target: Target) -> None:
+def _check_host(head: RequestHead, target: Target, scheme: str) -> None:
     hosts = head.all("host")
     if len(hosts) > 1 or (not hosts and not head.is_old):
         raise BadHead("not exactly one Host")
-    if hosts and read_authority(hosts[0], 80) != target:
+    if hosts and read_authority(hosts[0], DEFAULT_PORTS[scheme]) != target:
         raise _disagree(hosts[0], str(target))
 
 

@@ -4,15 +4,19 @@ comes back. No I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sandbox_kernel.gateway.http_head import Headers
 from sandbox_kernel.gateway.names import Target
 
+MOST_SIGNED = 2 * 1024 * 1024
+"""Bytes of a body that is read before its request is sent, because a signature is over it."""
+
 
 class Filter(Protocol):
-    """Changes a body that passes by in pieces of any size. Its length may change."""
+    """Changes a body that passes by in pieces of any size."""
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on by now. The rest is kept, within a bound."""
@@ -28,16 +32,21 @@ class RewrittenRequest:
     path_and_query: str
     headers: Headers
     body: Filter | None = None
-    secrets: tuple[str, ...] = ()
-    """Names of the secrets that were put in, for the audit."""
+    secrets: Sequence[str] = ()
+    """Names of the secrets that were put in, for the audit; complete when the body has passed."""
+    sign: Callable[[bytes], Headers] | None = None
+    """If given, it makes the headers, from the whole body (at most ``MOST_SIGNED`` bytes; a larger
+    one is refused). There is no filter then."""
 
 
 @dataclass(frozen=True)
 class RewrittenResponse:
-    """A response as it goes to the client."""
+    """A response as it goes to the client. What is changed is as long as before: a length that the
+    server has given stays true, and a filter may also be used for what follows a 101."""
 
     headers: Headers
     body: Filter | None = None
+    reason: str = ""
 
 
 class Rewriting(Protocol):
@@ -48,12 +57,19 @@ class Rewriting(Protocol):
         """Whether messages for this target must be read, and TLS be ended for that."""
 
     def request(
-        self, target: Target, method: str, path_and_query: str, headers: Headers
+        self,
+        target: Target,
+        method: str,
+        path_and_query: str,
+        headers: Headers,
+        *,
+        secure: bool = False,
     ) -> RewrittenRequest:
-        """A request that the policy has allowed. Refusal if it may not go out like this."""
+        """A request that the policy has allowed. Refusal if it may not go out like this.
+        ``secure``: it goes out encrypted, to a server whose certificate was checked."""
 
-    def response(self, target: Target, headers: Headers) -> RewrittenResponse:
-        """The response to such a request."""
+    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
+        """The response to such a request, an interim one, or trailers. Refusal."""
 
 
 class Unchanged:
@@ -63,9 +79,15 @@ class Unchanged:
         return False
 
     def request(
-        self, target: Target, method: str, path_and_query: str, headers: Headers
+        self,
+        target: Target,
+        method: str,
+        path_and_query: str,
+        headers: Headers,
+        *,
+        secure: bool = False,
     ) -> RewrittenRequest:
         return RewrittenRequest(path_and_query, headers)
 
-    def response(self, target: Target, headers: Headers) -> RewrittenResponse:
-        return RewrittenResponse(headers)
+    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
+        return RewrittenResponse(headers, reason=reason)

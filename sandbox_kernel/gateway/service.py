@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sandbox_kernel.egress import ALLOW, DENY
@@ -13,6 +15,7 @@ from sandbox_kernel.gateway.addresses import Dialler
 from sandbox_kernel.gateway.audit import Sink, egress_event
 from sandbox_kernel.gateway.decisions import Decision
 from sandbox_kernel.gateway.gate import Gate
+from sandbox_kernel.gateway.http2.budget import Budget
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.refusals import Refusal
 from sandbox_kernel.gateway.relay import Counts, Wire
@@ -22,6 +25,7 @@ from sandbox_kernel.gateway.watch import Watch
 log = logging.getLogger(__name__)
 
 ERROR = "error"
+_MOST_WHOLE_BODIES = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,10 @@ class Limits:
     head: float = 30.0
     """For the head of a request, a SOCKS request, a ClientHello."""
     idle: float = 600.0
-    """For a connection on which nothing moves."""
+    """For an HTTP request on which nothing moves, and between two."""
+    opaque: float = math.inf
+    """For a connection that nobody reads and on which nothing moves: a database session may be idle
+    all night. One whose server has gone is found out by TCP (addresses.KEEPALIVE)."""
 
 
 @dataclass
@@ -44,6 +51,8 @@ class Passage:
     decision: Decision | None = None
     counts: Counts = field(default_factory=Counts)
     started: float = field(default_factory=time.monotonic)
+    secrets: Sequence[str] = ()
+    """Names of those that were put in; may grow as long as it lasts."""
     established: bool = False
     """The client was told that it is connected."""
 
@@ -64,6 +73,9 @@ class Service:
         self.dialler = dialler
         self.limits = limits
         self.rewriting = rewriting or Unchanged()
+        self.budget = Budget()
+        self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
+        """For requests whose body is in memory before they are sent."""
         self._audit = audit
         self._sandbox = sandbox
         self._under_way: dict[Watch, Passage] = {}
@@ -78,8 +90,9 @@ class Service:
     async def dial(self, passage: Passage) -> Wire:
         """A connection to the passage's target, which its decision has allowed. Refusal."""
         assert passage.target is not None
-        rule = passage.decision.rule if passage.decision else None
-        return Wire.of(*await self.dialler.dial(passage.target, rule))
+        decision = passage.decision
+        rule, outer = (decision.rule, decision.outer) if decision else (None, ())
+        return Wire.of(*await self.dialler.dial(passage.target, rule, *outer))
 
     @contextlib.contextmanager
     def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:
@@ -123,6 +136,7 @@ class Service:
             sent=passage.counts.sent,
             received=passage.counts.received,
             seconds=time.monotonic() - passage.started,
+            secrets=passage.secrets,
         )
         try:
             self._audit(event)

@@ -1,5 +1,5 @@
 """The name in a TLS ClientHello, so that a client cannot be let through for one host and ask a
-shared server for another (fronting). A parser for ByteSource; no I/O."""
+shared server for another (fronting), and the protocols. A parser for ByteSource; no I/O."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from sandbox_kernel.gateway.refusals import Refusal
 MAX_HELLO = 64 * 1024
 _HANDSHAKE, _CLIENT_HELLO = 22, b"\x01"
 _SERVER_NAME, _HOST_NAME = 0, 0
+_PROTOCOLS = 16
+_MOST_PROTOCOLS = 32
 _MOST_RECORD = 1 << 14
 
 
@@ -26,6 +28,8 @@ class FirstBytes:
 
     is_tls: bool
     server_name: bytes | None = None
+    protocols: tuple[bytes, ...] = ()
+    """What the client would speak inside (ALPN)."""
 
 
 def look_at(buffer: bytearray) -> FirstBytes | None:
@@ -40,7 +44,7 @@ def look_at(buffer: bytearray) -> FirstBytes | None:
         if len(buffer) >= MAX_HELLO:
             raise BadHello("the ClientHello is too long")
         return None
-    return FirstBytes(is_tls=True, server_name=_server_name(message))
+    return _read(message)
 
 
 def _message(buffer: bytearray) -> bytes | None:
@@ -88,16 +92,17 @@ class _Fields:
         return taken
 
 
-def _server_name(message: bytes) -> bytes | None:
+def _read(message: bytes) -> FirstBytes:
     hello = _Fields(message)
     hello.skip(2 + 32)  # version, random
     hello.block(1)  # session
     hello.block(2)  # cipher suites
     hello.block(1)  # compression
     if not hello:
-        return None
+        return FirstBytes(is_tls=True)
     extensions = _Fields(hello.block(2))
     names: list[bytes] = []
+    protocols: list[bytes] = []
     while extensions:
         kind, content = extensions.number(2), extensions.block(2)
         if kind == _SERVER_NAME:
@@ -106,6 +111,10 @@ def _server_name(message: bytes) -> bytes | None:
                 kind_of_name, name = listed.number(1), listed.block(2)
                 if kind_of_name == _HOST_NAME:
                     names.append(name)
+        elif kind == _PROTOCOLS:
+            offered = _Fields(_Fields(content).block(2))
+            while offered and len(protocols) < _MOST_PROTOCOLS:
+                protocols.append(offered.block(1))
     if len(names) > 1:
         raise BadHello("the ClientHello names two hosts")
-    return names[0] if names else None
+    return FirstBytes(True, names[0] if names else None, tuple(protocols))

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import SandboxError, WorkspaceError
 from sandbox_kernel.jupyter.file_plan import FilePlan
 from sandbox_kernel.jupyter.kernel_workspace import KernelWorkspace, open_store
@@ -81,6 +82,8 @@ async def _bring_workspace(
                 *(workspace.name, kernel.handle.name, latest.files, latest.bytes / 1e6),
             )
             report = await hydrate(kernel, store, workspace.name)
+            facts = {"save": latest.id, "files": report.files, "seconds": report.seconds}
+            audit.note(kernel.handle, "hydrated", workspace=workspace.name, **facts)
             log.info(
                 "Workspace %s is in sandbox %s: %d files, %.2f s",
                 *(workspace.name, kernel.handle.name, report.files, report.seconds),
@@ -100,6 +103,7 @@ async def _bring_workspace(
 
 
 def _log_upload(kernel: SandboxedKernel, files: int, folder: str) -> None:
+    audit.note(kernel.handle, "uploaded", folder=folder, files=files)
     kernel.log.info("Uploaded %d files of %s to sandbox %s", files, folder, kernel.handle.name)
 
 

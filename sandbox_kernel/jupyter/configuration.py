@@ -40,6 +40,17 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
+def place_of(name: str, provisioner: Any) -> str:
+    """Where a setting of the provisioner's kernels is set, or can be; for people."""
+    one = SETTINGS[name]
+    if os.environ.get(one.variable):
+        return one.variable
+    if getattr(provisioner, name) is not None:
+        return f"c.SandboxProvisioner.{name}"
+    kernel_name = str(getattr(provisioner.parent, "kernel_name", ""))
+    return f"the kernelspec {kernel_name!r}" if kernel_name else one.variable
+
+
 def read_configuration(
     *layers: Mapping[str, Any],
     default_name: str,

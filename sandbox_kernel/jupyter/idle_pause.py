@@ -14,7 +14,6 @@ from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.envelopes import open_envelope
 from sandbox_kernel.jupyter.iopub_listener import PREFIX, listen
 from sandbox_kernel.kernels import SandboxedKernel
-from sandbox_kernel.spec import KernelConfiguration
 
 _MAX_BUSY = 1000
 _RETRY = 30.0
@@ -51,15 +50,6 @@ class Activity:
             self._busy.add(request)
         elif state == "idle":
             self._busy.discard(request)
-
-
-async def set_up_pausing(
-    kernel: SandboxedKernel, configuration: KernelConfiguration, connection: Mapping[str, Any]
-) -> None:
-    """Let a launched kernel be paused as its configuration says. On the background loop."""
-    kernel.pause_on_exit = configuration.pause_on_exit
-    if seconds := configuration.idle_pause_seconds:
-        await kernel.run_alongside(pause_when_idle(kernel, connection, seconds))
 
 
 async def pause_when_idle(

@@ -1,4 +1,4 @@
-"""A client of our own that listens to a kernel: for ``idle_pause`` and ``missing_file_log``."""
+"""A client of our own that listens to a kernel: for ``idle_pause`` and ``hint_log``."""
 
 from __future__ import annotations
 

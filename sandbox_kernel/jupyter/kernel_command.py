@@ -29,8 +29,10 @@ def guest_command(argv: Sequence[str], connection_file: str) -> list[str]:
 def guest_environment(
     env: Mapping[str, str], names: Iterable[str], spec: SandboxSpec
 ) -> dict[str, str]:
-    """The kernel's environment: these variables of ``env``, and those of the spec."""
-    passed = {name: env[name] for name in (*names, *_PASSED_ON) if name in env}
+    """The kernel's environment: these variables of ``env``, and those of the spec. A variable that
+    is a secret's holds its placeholder, or nothing at all."""
+    secret = {one.name for one in spec.secrets}
+    passed = {n: env[n] for n in (*names, *_PASSED_ON) if n in env and n not in secret}
     return {**passed, **spec.env}
 
 

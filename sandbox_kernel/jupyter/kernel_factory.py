@@ -100,6 +100,7 @@ class _Making:
     def _has_spares_unasked(self) -> bool:
         configuration = self._configuration
         wanted = configuration.warm_spares and not (configuration.named or configuration.mounts)
+        wanted = wanted and not self._spec.secrets  # a keyring may ask its user at each start
         return wanted and self._client.makes_spares(self._spec)
 
     async def _likeness(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import SandboxError, SandboxPaused, SandboxTimeout, StoreError
 from sandbox_kernel.jupyter.death_message import visible_log
 from sandbox_kernel.kernels import Log, SandboxedKernel
@@ -172,12 +173,16 @@ async def _settled(
 
     settled = await aside(notebook_identity.settle, store, report.save, workspace.id)
     log.info("%s, from sandbox %s", report, handle.name)
+    if report.new:
+        facts = {"files": settled.files, "bytes": settled.bytes, "seconds": report.seconds}
+        audit.note(handle, "saved", workspace=settled.workspace, save=settled.id, **facts)
     return replace(report, save=settled)
 
 
 def _note_failure(
     store: Store, workspace: KernelWorkspace, handle: SandboxHandle, error: SandboxError
 ) -> None:
+    audit.note(handle, "not-saved", workspace=workspace.name, why=str(error))
     if isinstance(error, StoreError):
         return  # noting it in the same store would fail, too, and take as long
     with contextlib.suppress(StoreError):

@@ -22,8 +22,8 @@ from typing import Any
 
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.jupyter import connections, kernel_factory
+from sandbox_kernel.jupyter.companions import set_up_companions
 from sandbox_kernel.jupyter.file_plan import with_folder
-from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.kernel_command import guest_environment
 from sandbox_kernel.jupyter.pool import starting_a_kernel
 from sandbox_kernel.kernels import SandboxedKernel
@@ -192,7 +192,7 @@ class Launcher:
                 warm=self._configuration.warm_start,
                 spare=False,  # no second kernel will be started in this sandbox
             )
-            await set_up_pausing(kernel, self._configuration, connection)
+            await set_up_companions(kernel, self._configuration, connection)
             self._kernel = kernel
             launched()
             return await kernel.wait()

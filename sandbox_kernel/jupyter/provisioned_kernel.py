@@ -81,6 +81,7 @@ class ProvisionedKernel(KernelProvisionerBase):
         """Write to the sandbox's record which notebook it has, if any, and where its files go."""
         if self.kernel is not None:
             handle, facts = self.kernel.handle, {"notebook": notebook} if notebook else {}
+            self.kernel.belongs_to(notebook)
             facts |= teardown.facts_of(handle, self.saved_workspace)
             if facts:
                 await run(self.kernel.note(**facts))

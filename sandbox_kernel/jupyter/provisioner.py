@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +23,23 @@ from jupyter_client.connect import KernelConnectionInfo
 from traitlets import Any as AnyTrait
 
 from sandbox_kernel.errors import SandboxError, SandboxGone, SpecError
-from sandbox_kernel.jupyter import kernel_command, kernel_factory, kernel_workspace, pool, teardown
+from sandbox_kernel.jupyter import (
+    kernel_command,
+    kernel_factory,
+    kernel_workspace,
+    missing_file_hints,
+    network_hints,
+    pool,
+    teardown,
+)
 from sandbox_kernel.jupyter.bring_files import bring_files
-from sandbox_kernel.jupyter.configuration import read_configuration
+from sandbox_kernel.jupyter.companions import set_up_companions
+from sandbox_kernel.jupyter.configuration import place_of, read_configuration
 from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
 from sandbox_kernel.jupyter.death_message import obituary
+from sandbox_kernel.jupyter.denial_lines import log_denials
 from sandbox_kernel.jupyter.file_plan import plan_files
-from sandbox_kernel.jupyter.idle_pause import set_up_pausing
 from sandbox_kernel.jupyter.jupyter_internals import discard_unsent_requests
-from sandbox_kernel.jupyter.missing_file_log import log_missing_files
 from sandbox_kernel.jupyter.observers import observers
 from sandbox_kernel.jupyter.process_exit import exit_on_sigterm, own
 from sandbox_kernel.jupyter.provisioned_kernel import ProvisionedKernel, call
@@ -243,6 +252,8 @@ class SandboxProvisioner(ProvisionedKernel):
         kernel.listen(addresses(self.connection_info), self._folder)
         for observer in observers:
             await observer.launching(self, kernel)
+        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
+        kernel.belongs_to((saved and saved.notebook) or kernel_workspace.notebook_in(env))
         names = self.kernel_spec.env if self.kernel_spec else ()
         await kernel.launch(
             argv,
@@ -252,12 +263,22 @@ class SandboxProvisioner(ProvisionedKernel):
             transport=configuration.guest_transport,
             warm=configuration.warm_start,
         )
-        await set_up_pausing(kernel, configuration, self.connection_info)
-        if not (observers or configuration.idle_pause_seconds or self._sees_folder(configuration)):
+        hint = None if observers else partial(self._hint, kernel, self._sees_folder(configuration))
+        if not observers:
+            log_denials(kernel, place_of("egress", self))
+        await set_up_companions(kernel, configuration, self.connection_info, hint=hint)
+        await self.note_files(kernel.notebook)
+
+    def _hint(self, kernel: SandboxedKernel, sees_folder: bool, error: Mapping[str, Any]) -> str:
+        """What the log says after an error of a cell, if anything."""
+        handle, found = kernel.handle, ""
+        if not sees_folder:
             folder = kernel_workspace.folder_of(self.cwd)
-            await kernel.run_alongside(log_missing_files(kernel, self.connection_info, folder))
-        saved = self.saved_workspace  # the notebook is noted even if its files are not saved
-        await self.note_files((saved and saved.notebook) or kernel_workspace.notebook_in(env))
+            found = missing_file_hints.hint(error, folder, handle.workdir, "")
+        if not found and not handle.spec.egress:
+            text, variable = network_hints.text_of(error), _SETTINGS["egress"].variable
+            found = network_hints.hint(text, handle.backend, variable)
+        return found
 
     @staticmethod
     def _sees_folder(configuration: KernelConfiguration) -> bool:
@@ -276,7 +297,9 @@ class SandboxProvisioner(ProvisionedKernel):
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> SandboxedKernel:
         """Make the sandbox, with the files of the kernel's workspace."""
+        configuration, said = await self._narrowed(configuration, env)
         plan = plan_files(configuration, env, self.cwd, self._kernel_name, argv)
+        plan = replace(plan, notices=[*said, *plan.notices])
         if plan.workspace is not None:
             await teardown.save_first(plan.workspace, self.log)
         configuration = plan.configuration
@@ -287,6 +310,18 @@ class SandboxProvisioner(ProvisionedKernel):
         self.saved_workspace = workspace
         self._save_in_time(kernel)
         return kernel
+
+    @staticmethod
+    async def _narrowed(
+        configuration: KernelConfiguration, env: Mapping[str, str]
+    ) -> tuple[KernelConfiguration, list[str]]:
+        """As the notebook's own metadata says, and what its user should know of that."""
+        notebook = configuration.notebook or kernel_workspace.notebook_in(env)
+        if not notebook:
+            return configuration, []
+        from sandbox_kernel.jupyter.notebook_settings import with_notebook_settings  # start-up time
+
+        return await asyncio.to_thread(with_notebook_settings, configuration, notebook)
 
     def _save_in_time(self, kernel: SandboxedKernel) -> None:
         """Save the kernel's files before it is paused, and when the process exits."""
@@ -389,6 +424,8 @@ class SandboxProvisioner(ProvisionedKernel):
         self.kernel = await run(self._attach(provisioner_info))
         found, name = provisioner_info.get("saved_workspace"), self._kernel_name
         self.saved_workspace = kernel_workspace.from_dict(found, name) if found else None
+        if self.saved_workspace is not None:
+            self.kernel.belongs_to(self.saved_workspace.notebook)
         self._save_in_time(self.kernel)
         handle = self.kernel.handle
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))
@@ -406,7 +443,7 @@ class SandboxProvisioner(ProvisionedKernel):
                 sandbox = kernel.handle.name
                 raise SandboxGone(f"The kernel in sandbox {sandbox!r} has ended: {kernel.death}.")
             kernel.listen(addresses(self.connection_info), self._folder)
-            await set_up_pausing(kernel, self.configuration(), self.connection_info)
+            await set_up_companions(kernel, self.configuration(), self.connection_info)
         except BaseException:
             await kernel.detach()
             raise

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, WorkspaceError
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.jupyter import kernel_factory, kernel_workspace
@@ -123,6 +124,7 @@ async def _keep(kernel: SandboxedKernel, unsaved: Unsaved) -> Unsaved | None:
         if kernel.client.capabilities.pause:
             async with asyncio.timeout(_PATIENCE):
                 await kernel.handle.pause()
+                audit.note(kernel.handle, "paused", why="its files could not be saved")
         elif place:  # its processes are not needed any more
             await kernel.handle.kill()
     except (SandboxError, OSError, TimeoutError) as error:
@@ -276,3 +278,4 @@ async def _attached(unsaved: Unsaved, log: Log) -> AsyncIterator[SandboxedKernel
         await kernel.detach()
         if before == "paused":
             await handle.pause()
+            audit.note(handle, "paused")

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import ProtocolError, SandboxError, SandboxTimeout, SessionRefused
 from sandbox_kernel.kernel_death import cause_of_death, describe_exit, last_words
 from sandbox_kernel.kernels.kernel_record import KernelRecord, fingerprint
 from sandbox_kernel.recordings import OVERHEAD, Recording, parse_recording
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 
@@ -48,6 +50,8 @@ class KernelProcess:
         self.exit_code: int | None = None
         self.death = ""
         self.pid: int | None = None
+        self.notebook = ""
+        """Path of the notebook that the kernel belongs to, as far as its starter knows."""
         self.on_exit: Callable[[], object] = lambda: None
         self.steps: dict[str, float] = {}
         """When each step of the last start was done, by ``time.perf_counter``."""
@@ -90,7 +94,7 @@ class KernelProcess:
         status = await self.tunnel.control.call(
             "launch",
             argv=list(self.handle.kernel_argv(argv)),
-            env=dict(env),
+            env={**env, **self.exposed_variables()},
             cwd=cwd,
             connection=dict(connection),
             transport=transport,
@@ -100,6 +104,13 @@ class KernelProcess:
         )
         self.steps[LAUNCHED] = time.perf_counter()
         await self._started(status)
+        kind = "kernel-restarted" if self._generation > 1 else "kernel-started"
+        audit.note(self.handle, kind, pid=self.pid, notebook=self.notebook)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        """Secrets that the sandbox may know: in no record, and recorded as exposed by their names
+        whenever they are given to a process."""
+        return {}
 
     async def _note_earlier_kills(self) -> None:
         """Processes that the sandbox killed earlier do not explain the next kernel's death. Hosted
@@ -195,7 +206,7 @@ class KernelProcess:
             raise SandboxError(f"The pid of the kernel in {self.handle.name!r} is not known.")
         script = f"kill -CONT -1; kill -KILL -{self.pid:d} {self.pid:d}"
         async with asyncio.timeout(_COMMAND_TIMEOUT):
-            await self.handle.exec("/bin/sh", ["-c", script], cwd="/")
+            await self.handle.run_command(Command(["/bin/sh", "-c", script], cwd="/"))
 
     # --- output
 
@@ -277,6 +288,8 @@ class KernelProcess:
                 self.death,
                 f" It printed last:\n{tail}" if tail else "",
             )
+        kind = "kernel-ended" if self._expected else "kernel-died"
+        audit.note(self.handle, kind, why=self.death, exit_code=code)
         self._set_exited(code)
 
     def _on_tunnel_failed(self, error: SandboxError) -> None:
@@ -289,6 +302,8 @@ class KernelProcess:
                 "The kernel in sandbox %s is lost: %s%s",
                 *(self.handle.name, error, taken if isinstance(error, SessionRefused) else ""),
             )
+            if not isinstance(error, SessionRefused):
+                audit.note(self.handle, "kernel-died", why=self.death)
         self._set_exited(-signal.SIGKILL)
 
     def _set_exited(self, code: int) -> None:

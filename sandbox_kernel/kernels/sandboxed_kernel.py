@@ -12,15 +12,19 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sandbox_kernel import guest_program
+from sandbox_kernel import audit, guest_program
+from sandbox_kernel.audit import Trail
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.egress_environment import (
     PROXY_PORT,
     egress_variables_for_image,
@@ -31,6 +35,11 @@ from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.tunnel.tunnel import Tunnel
 from sandbox_kernel.untrusted_text import printable
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels.cells import Cells
+    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
+    from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
 """Seconds that a sandbox outlives its process if no client has ever used its kernel."""
@@ -52,11 +61,15 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
+        self.way_out: WayOut | None = None
+        """What its connections pass through, if it has rules for egress."""
+        self._rules = OwnedTasks()
         self._endpoint_folder: str | None = None
-        self._companion = OwnedTasks()
+        self._companions = OwnedTasks()
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
+        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -85,11 +98,10 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
-            if client.capabilities.gateway and client.capabilities.image:
-                found = await asyncio.to_thread(egress_variables_for_image, spec.egress)
-                spec = replace(spec, env={**found, **spec.env})
-            handle = await client.create(spec)
+            spec, in_use = await _with_placeholders(client, spec)
+            handle = await client.create(await _with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
+            kernel._secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -109,6 +121,7 @@ class SandboxedKernel(KernelProcess):
         not. For backends with the capability ``restart``, when the tunnel has failed."""
         await self.tunnel.close()
         await self.handle.resume()
+        audit.note(self.handle, "resumed")
         await self._start_agent(warm_argv)
 
     @classmethod
@@ -119,6 +132,7 @@ class SandboxedKernel(KernelProcess):
         there. For backends with the capability ``restart``."""
         kernel = cls(client, handle, log)
         await handle.resume()
+        audit.note(handle, "resumed")
         await kernel._start_agent(())
         return kernel
 
@@ -150,11 +164,13 @@ class SandboxedKernel(KernelProcess):
             )
         if client.capabilities.pause and (await handle.info()).status == "paused":
             await handle.resume()
+            audit.note(handle, "resumed")
         await kernel._record.claim()
         await kernel._open_tunnel(token)
         async with kernel._closed_on_failure():
             await handle.set_lease(handle.spec.lease_seconds)
             await kernel._started(await kernel.tunnel.control.call("status"))
+        audit.note(handle, "attached")
         return kernel
 
     @classmethod
@@ -182,7 +198,9 @@ class SandboxedKernel(KernelProcess):
         """A second sandbox whose kernel goes on from this one's memory, while this one goes on,
         too: with the same variables, and nothing shared from now on. The copy has no endpoints
         until its ``listen`` is called. For backends with the capability ``fork``."""
-        return await self._adopt(self.client, await self.handle.fork(name), self.log)
+        copy = await self.handle.fork(name)
+        audit.note(self.handle, "forked", into=copy.name)
+        return await self._adopt(self.client, copy, self.log)
 
     @classmethod
     async def restore(
@@ -190,7 +208,10 @@ class SandboxedKernel(KernelProcess):
     ) -> SandboxedKernel:
         """A new sandbox whose kernel goes on where the snapshot was taken. A snapshot can be
         restored any number of times. For backends with the capability ``memory``."""
-        return await cls._adopt(client, await client.restore(snapshot, spec), log)
+        spec = await _with_egress_variables(client, spec)
+        handle = await client.restore(snapshot, spec)
+        audit.note(handle, "restored", snapshot=snapshot)
+        return await cls._adopt(client, handle, log)
 
     @classmethod
     async def _adopt(
@@ -208,29 +229,61 @@ class SandboxedKernel(KernelProcess):
         """``warm_argv`` is the command line of a kernel that the agent should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
         handle, environment = self.handle, {}
-        if handle.python:  # an image, which may lack packages
-            from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
+        gateway = asyncio.create_task(self._gateway())  # gets ready while the agent starts
+        try:
+            if handle.python:  # an image, which may lack packages
+                from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
 
-            # First, because it says in plain words that an image has no Python, or the wrong one.
-            environment = await provide(handle, self.log)
-        await handle.install_guest(guest_program.zipapp())
-        warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        await handle.spawn(
-            handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm),
-            env=environment,
-            main=True,
-        )
-        token = secrets.token_hex(32)
-        await self._record.claim(token)
-        await self._open_tunnel(token)
+                # First, because it says in plain words that an image has no Python, or the wrong
+                # one.
+                environment = await provide(handle, self.log)
+            await handle.install_guest(guest_program.zipapp())
+            warm = handle.kernel_argv(warm_argv) if warm_argv else ()
+            agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
+            await handle.spawn_command(Command(agent, environment, main=True))
+            token = secrets.token_hex(32)
+            await self._record.claim(token)
+            await self._open_tunnel(token, gateway)
+        finally:
+            gateway.cancel()
+            await asyncio.gather(gateway, return_exceptions=True)
         self.steps["its agent answers"] = time.perf_counter()
-        if self._has_gateway:
-            async with self._closed_on_failure():
-                await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+
+    @property
+    def cells(self) -> Cells | None:
+        """Which cells run, for the audit of what leaves the sandbox; None without a gateway."""
+        return getattr(self.tunnel.outlet.gateway, "cells", None)
+
+    def belongs_to(self, notebook: str) -> None:
+        """For the audit: the path of the kernel's notebook, if that is known."""
+        self.notebook = notebook or self.notebook
+        if self.cells is not None:
+            self.cells.notebook = self.notebook
 
     @property
     def _has_gateway(self) -> bool:
-        return self.client.capabilities.gateway and bool(self.handle.spec.egress)
+        way = self.client.capabilities.egress_way(self.handle.spec.egress)
+        return way is EgressWay.GATEWAY
+
+    async def _gateway(self) -> WayOut | None:
+        await self._find_secrets()
+        if not self._has_gateway:
+            return None
+        # In a thread: most kernels have none, and the others need not wait for its modules.
+        way_out = await asyncio.to_thread(import_module, "sandbox_kernel.kernels.way_out")
+        found: WayOut = await way_out.gateway_for(self.handle, self._secrets)
+        return found
+
+    async def _open_ways_out(self) -> None:
+        """Nothing changes if they are open, as in a copy of a running sandbox."""
+        opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
+        by_name = isinstance(opened, dict) and opened.get("names") is True
+        if not by_name and self.handle.python:
+            self.log.warning(
+                "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
+                "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
+                self.handle.name,
+            )
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -241,10 +294,8 @@ class SandboxedKernel(KernelProcess):
             "name": handle.name,
             "entropy": secrets.token_hex(64),
         }
-        command, *arguments = handle.guest_argv("rekey", handle.agent_folder)
-        result = await handle.exec(
-            command,
-            arguments,
+        result = await handle.run_command(
+            Command(handle.guest_argv("rekey", handle.agent_folder)),
             stdin=json.dumps(request).encode() + b"\n",
             timeout=handle.spec.start_timeout,
             max_output=_MAX_OUTPUT,
@@ -258,7 +309,10 @@ class SandboxedKernel(KernelProcess):
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
 
-    async def _open_tunnel(self, token: str) -> None:
+    async def _open_tunnel(
+        self, token: str, gateway: Awaitable[WayOut | None] | None = None
+    ) -> None:
+        """``gateway`` is one that is being made already."""
         self.tunnel = Tunnel(
             self.handle,
             self.handle.agent_folder,
@@ -269,10 +323,8 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
-        if self._has_gateway:
-            from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
-
-            self.tunnel.outlet.gateway = await gateway_for(self.handle)
+        self.way_out = await (gateway or self._gateway())
+        self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -283,7 +335,29 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
+            if self._has_gateway:
+                await self._open_ways_out()
+        if (way_out := self.way_out) is not None:
+            outlet = self.tunnel.outlet
+            await self._rules.cancel()
+            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
         self._before = await self.handle.info()
+
+    async def _find_secrets(self) -> None:
+        """Those of a sandbox that another process made."""
+        spec = self.handle.spec
+        if self._secrets is not None or not self.client.capabilities.puts_in_secrets(spec):
+            return
+        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
+
+        self._secrets = await found_again(spec)
+        for problem in self._secrets.problems:
+            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
+
+    def exposed_variables(self) -> Mapping[str, str]:
+        if self._secrets is None or not self._secrets.exposes:
+            return {}
+        return self._secrets.expose(Trail.of(self.handle), self.handle.name)
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:
@@ -356,11 +430,11 @@ class SandboxedKernel(KernelProcess):
         """Give the sandbox its whole lease, also if no client uses the kernel."""
         await self._extend_lease()
 
-    async def run_alongside(self, companion: Coroutine[Any, Any, None] | None) -> None:
-        """Run this until the process lets go of the kernel, in place of an earlier companion."""
-        await self._companion.cancel()
-        if companion is not None:
-            self._companion.start(companion)
+    async def run_alongside(self, *companions: Coroutine[Any, Any, None]) -> None:
+        """Run these until the process lets go of the kernel, in place of earlier companions."""
+        await self._companions.cancel()
+        for companion in companions:
+            self._companions.start(companion)
 
     # --- pausing
 
@@ -381,6 +455,7 @@ class SandboxedKernel(KernelProcess):
         except BaseException:
             self.tunnel.want()
             raise
+        audit.note(self.handle, "paused")
         return True
 
     async def _has_received_all(self) -> bool:
@@ -420,6 +495,7 @@ class SandboxedKernel(KernelProcess):
         await self._stop_using()
         try:
             await self.handle.pause()
+            audit.note(self.handle, "paused", why="its kernel was shut down")
         except (SandboxGone, SandboxNotFound) as error:
             self.log.warning("Sandbox %s could not be paused: %s", self.handle.name, error)
         await self._let_go()
@@ -444,7 +520,8 @@ class SandboxedKernel(KernelProcess):
                 await self._let_go()
 
     async def _stop_using(self) -> None:
-        await self._companion.cancel()
+        await self._companions.cancel()
+        await self._rules.cancel()
         await self._tasks.cancel()
         await self.tunnel.close()
 
@@ -466,3 +543,25 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
+
+
+async def _with_placeholders(
+    client: SandboxClient, spec: SandboxSpec
+) -> tuple[SandboxSpec, SecretsInUse | None]:
+    """The spec of a sandbox with what stands for its secrets there."""
+    if not client.capabilities.puts_in_secrets(spec):
+        return spec, None
+    from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
+
+    client.check(spec)  # before anything is asked for values
+    return await prepared(spec)
+
+
+async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:
+    """The spec of a sandbox with files of its own, whose programs must be shown the gateway."""
+    way = client.capabilities.egress_way(spec.egress)
+    if way is not EgressWay.GATEWAY or not client.capabilities.image:
+        return spec
+    reads = client.capabilities.puts_in_secrets(spec)
+    found = await asyncio.to_thread(egress_variables_for_image, spec.egress, reads=reads)
+    return replace(spec, env={**found, **spec.env})

@@ -19,10 +19,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import ExecFailed, SandboxTimeout, Unsupported
+from sandbox_kernel.gateway.tls.roots import SYSTEM_BUNDLES
 from sandbox_kernel.guest.commands.single import GUEST
 from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.egress_environment import IMAGE_BUNDLE, trust_script
 from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
 from sandbox_kernel.sandboxes.folder_archive import UNPACK, packed
 from sandbox_kernel.sandboxes.results import Diagnosis, ExecResult, SandboxInfo, SnapshotInfo, Usage
@@ -164,11 +167,24 @@ class SandboxHandle(ABC):
     async def install_guest(self, zipapp: bytes) -> None:
         """Put the guest program into the sandbox, through a command's stdin."""
         script = f'mkdir -p "$(dirname {GUEST_PATH})" && cat > {GUEST_PATH}'
-        result = await self.exec("/bin/sh", ["-c", script], stdin=zipapp, timeout=60)
+        command = Command(["/bin/sh", "-c", script])
+        result = await self.run_command(command, stdin=zipapp, timeout=60)
         if not result.ok:
             raise ExecFailed(
                 f"The guest program could not be written to {GUEST_PATH} in sandbox "
                 f"{self.name!r}: {result.output.strip()[:500]}"
+            )
+
+    async def trust(self, certificate: bytes) -> None:
+        """Let programs in the sandbox trust an authority, in PEM, in place of an earlier one: those
+        that look at ``BUNDLE_VARIABLES``, from when they next read the bundle. The default adds it
+        to the image's own certificates."""
+        script = trust_script(SYSTEM_BUNDLES, IMAGE_BUNDLE)
+        result = await self.exec("/bin/sh", ["-c", script], stdin=certificate, cwd="/", timeout=60)
+        if not result.ok:
+            raise ExecFailed(
+                f"The gateway's certificate could not be written to {IMAGE_BUNDLE} in sandbox "
+                f"{self.name!r}: {result.output.strip()[-500:]}"
             )
 
     async def upload(self, folder: str, target: str) -> None:
@@ -178,9 +194,9 @@ class SandboxHandle(ABC):
 
     async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
         """Unpack an archive from stdin, or from a file in the sandbox, into a folder there."""
-        arguments = ["-I", "-c", UNPACK, target, path]
-        python = self.python or "python3"
-        result = await self.exec(python, arguments, stdin=stdin, cwd="/", timeout=_UPLOAD_TIMEOUT)
+        argv = [self.python or "python3", "-I", "-c", UNPACK, target, path]
+        command = Command(argv, cwd="/")
+        result = await self.run_command(command, stdin=stdin, timeout=_UPLOAD_TIMEOUT)
         if not result.ok:
             raise ExecFailed(
                 f"Files could not be copied to {target} in sandbox {self.name!r}: "
@@ -213,7 +229,7 @@ class SandboxHandle(ABC):
             f"and was killed. Give a longer timeout if it needs one."
         )
 
-    # --- the same without a Command, for convenience
+    # --- the same without a Command, for users of the package: it is audited
 
     async def open_stream(
         self,
@@ -225,6 +241,7 @@ class SandboxHandle(ABC):
         duplex: bool = False,
     ) -> ExecStream:
         """``open_command`` for these arguments."""
+        audit.note_command(self, argv)
         return await self.open_command(Command(argv, env or {}, cwd, tty, duplex))
 
     async def spawn(
@@ -236,6 +253,7 @@ class SandboxHandle(ABC):
         main: bool = False,
     ) -> None:
         """``spawn_command`` for these arguments."""
+        audit.note_command(self, argv)
         await self.spawn_command(Command(argv, env or {}, cwd, main=main))
 
     async def exec(
@@ -248,7 +266,9 @@ class SandboxHandle(ABC):
         **options: Any,
     ) -> ExecResult:
         """``run_command`` for these arguments, with the same options."""
-        return await self.run_command(Command([cmd, *(args or ())], env or {}, cwd), **options)
+        argv = [cmd, *(args or ())]
+        audit.note_command(self, argv)
+        return await self.run_command(Command(argv, env or {}, cwd), **options)
 
     async def shell(self, script: str, *, timeout: float | None = None) -> ExecResult:
         """Run a script with ``/bin/sh -c``."""
@@ -289,6 +309,11 @@ class SandboxClient(ABC):
     def check(self, spec: SandboxSpec) -> None:
         """SpecRefused for what this backend cannot enforce. Touches nothing."""
         self.capabilities.check(spec, self.backend)
+
+    def usual_limit(self, name: str) -> float | None:
+        """What a sandbox gets of a limit that its spec leaves out (memory_mib, cpus, processes,
+        disk_mib); None if that is not known."""
+        return None
 
     def makes_spares(self, spec: SandboxSpec) -> bool:
         """Whether a spare sandbox for a kernel to come may be made without being asked for: it

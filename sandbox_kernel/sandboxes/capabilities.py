@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from sandbox_kernel.egress import PARTS
+from sandbox_kernel.egress import PARTS, EgressPolicy
 from sandbox_kernel.errors import SpecRefused
+from sandbox_kernel.gateway.tls import extra
+from sandbox_kernel.secret_declarations import unreachable
 from sandbox_kernel.settings import settings_of
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 from sandbox_kernel.suggestions import check_keys
@@ -17,8 +20,21 @@ ENFORCED = tuple(
 )
 """The settings that a backend must enforce or refuse."""
 
-GATEWAY_PARTS = frozenset(PARTS.keys() - {"methods", "path"})
-"""What the gateway enforces, with any backend whose sandboxes have no other network."""
+GATEWAY_PARTS = frozenset(PARTS)
+"""What the gateway enforces, with any backend whose sandboxes have no other network; some of it
+only with the extra ``gateway``."""
+_WITH_EXTRA = frozenset({"methods", "path"})
+
+
+class EgressWay(Enum):
+    """Which way all that leaves a sandbox takes: one for all rules, since their order counts."""
+
+    CLOSED = "closed"
+    """Nothing leaves it."""
+    BACKEND = "backend"
+    """The backend's own network, under rules of the backend's own."""
+    GATEWAY = "gateway"
+    """The wire, to the gateway on this host. The sandbox's own network is off."""
 
 
 @dataclass(frozen=True, init=False)
@@ -33,10 +49,15 @@ class Capabilities:
     enforced: frozenset[str] = frozenset()
     """Names of the settings that it enforces."""
     egress_parts: frozenset[str] = frozenset()
-    """Which of ``sandbox_kernel.egress.PARTS`` are enforced as well."""
+    """Which of ``sandbox_kernel.egress.PARTS`` are enforced as well: with ``gateway``, by that."""
     gateway: bool = False
-    """Its sandboxes have no network but ours: rules are enforced by the gateway on this host, over
-    the wire, and only in sandboxes with an agent."""
+    """Its sandboxes can be without a network of their own: then rules are enforced by the gateway
+    on this host, over the wire, and only in sandboxes with an agent."""
+    beyond_own_rules: Callable[[EgressPolicy], str | None] | None = None
+    """For a backend with ``gateway`` and rules of its own: the first request of a policy that its
+    own rules cannot hold exactly, and why; None if they hold the whole policy."""
+    own_secrets: bool = False
+    """It keeps the values of secrets itself, and ``secrets`` are names of those."""
     hosted: bool = False
     """It runs elsewhere and costs money: it is never replaced unless the user asks for that."""
     byte_exact_streams: bool = False
@@ -70,11 +91,57 @@ class Capabilities:
         for name in ENFORCED:
             value = getattr(spec, name)
             if value and name not in self.enforced:
-                shown = value.to_json() if hasattr(value, "to_json") else value
-                raise self._refused(spec, backend, f"{name}={shown!r}", name)
-        if spec.egress and (beyond := spec.egress.unenforceable(self.egress_parts)):
+                raise self._refused(spec, backend, f"{name}={_shown(name, value)!r}", name)
+        self._check_egress(spec, backend)
+        if self.puts_in_secrets(spec):
+            self._check_secrets(spec, backend)
+
+    def puts_in_secrets(self, spec: SandboxSpec) -> bool:
+        """Whether the gateway has secrets to put in, which the backend does not keep itself."""
+        return bool(spec.secrets) and self.gateway and not self.own_secrets
+
+    @staticmethod
+    def _check_secrets(spec: SandboxSpec, backend: str) -> None:
+        for secret in spec.secrets:
+            if secret.is_native:
+                why = (
+                    f"It keeps no secrets itself. Bind the secret to a host: {secret.name}@HOST; "
+                    f"the value comes from this machine."
+                )
+                raise refusal(spec.name, backend, f"secrets={secret.name!r}", why)
+        what = f"secrets={_shown('secrets', spec.secrets)!r}"
+        if not extra.installed():
+            why = f"They need the extra 'gateway': {extra.INSTALL}."
+            raise refusal(spec.name, backend, what, why)
+        if problem := unreachable(spec.secrets, spec.egress):
+            raise refusal(spec.name, backend, what, problem)
+
+    def _check_egress(self, spec: SandboxSpec, backend: str) -> None:
+        own_rules = self.egress_way(spec.egress) is EgressWay.BACKEND and self.gateway
+        if not spec.egress or own_rules:
+            return
+        if beyond := spec.egress.unenforceable(self.egress_parts):
             field_name = beyond.partition("=")[0].partition(".")[2]
             raise self._refused(spec, backend, beyond, f"egress.{field_name}")
+        without_extra = self.egress_parts - _WITH_EXTRA
+        if not self.gateway or extra.installed():
+            return
+        if beyond := spec.egress.unenforceable(without_extra):
+            why = f"Encrypted requests are read with the extra 'gateway': {extra.INSTALL}."
+            raise refusal(spec.name, backend, beyond, why)
+
+    def egress_way(self, policy: EgressPolicy) -> EgressWay:
+        """Which way a policy takes that this backend does not refuse: its own rules if they hold
+        all of it exactly, else the gateway."""
+        if not policy:
+            return EgressWay.CLOSED
+        if not self.gateway:
+            return EgressWay.BACKEND
+        if policy.within is not None:
+            return EgressWay.GATEWAY  # own rules are one list
+        if self.beyond_own_rules is None or self.beyond_own_rules(policy):
+            return EgressWay.GATEWAY
+        return EgressWay.BACKEND
 
     def check_kernel(self, configuration: KernelConfiguration, backend: str) -> None:
         """The same for the settings of a kernel, such as those that pause its sandbox."""
@@ -88,7 +155,16 @@ class Capabilities:
 
     def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
         why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
+        if note.startswith("egress.") and self.beyond_own_rules is not None:
+            why += f" The backend's own rules cannot hold {self.beyond_own_rules(spec.egress)}."
         return refusal(spec.name, backend, what, why)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A setting in an error. Of secrets only names: somebody may have given a value."""
+    if name == "secrets":
+        return [secret.name for secret in value]
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def whole(spec: SandboxSpec, backend: str, field: str, unit: int, what: str) -> int | None:

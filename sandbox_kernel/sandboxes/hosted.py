@@ -180,6 +180,7 @@ class HostedClient(RecordingClient[H]):
             await super().remove(record.name)
         elif (foreign := await self.look_up(name)) is not None:
             await asyncio.shield(self.destroy(foreign))
+            self.removed(foreign)
 
     def record_elsewhere(self, name: str, id_: str, created: float, **data: Any) -> Record:
         """For ``look_up``."""

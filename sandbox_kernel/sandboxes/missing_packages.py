@@ -22,6 +22,7 @@ from sandbox_kernel.guest.warm import PACKAGES_VARIABLE
 from sandbox_kernel.images.target import Target
 from sandbox_kernel.images.wheels import KERNEL, packages_for, unmet
 from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.untrusted_text import printable
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -130,8 +131,9 @@ async def provide(handle: SandboxHandle, log: Log) -> dict[str, str]:
             )
         target = f"{found.writable}/{folder}"
         await handle.upload(str(packages), target)
-        arguments = ["-I", "-S", "-c", _WRITE_MARK, f"{target}/{_COMPLETE}"]
-        marked = await handle.exec(handle.python or "python3", arguments, timeout=_MARK_TIMEOUT)
+        python = handle.python or "python3"
+        mark = Command([python, "-I", "-S", "-c", _WRITE_MARK, f"{target}/{_COMPLETE}"])
+        marked = await handle.run_command(mark, timeout=_MARK_TIMEOUT)
         if not marked.ok:
             said = printable(marked.output[-500:])
             raise ExecFailed(f"marking {target} as complete failed: {said}")
@@ -148,13 +150,8 @@ async def _probe(handle: SandboxHandle) -> _Found | None:
     """Ask the interpreter what it is; None if it has ipykernel."""
     python = handle.python or "python3"
     try:
-        result = await handle.exec(
-            python,
-            ["-c", _PROBE, _MARK, *FOLDERS],
-            cwd="/",
-            timeout=_PROBE_TIMEOUT,
-            max_output=_MAX_ANSWER,
-        )
+        probe = Command([python, "-c", _PROBE, _MARK, *FOLDERS], cwd="/")
+        result = await handle.run_command(probe, timeout=_PROBE_TIMEOUT, max_output=_MAX_ANSWER)
     except ExecFailed as error:
         raise ExecFailed(
             f"it cannot be run ({error}). The image has no Python there, or is made for another "

@@ -14,8 +14,10 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from sandbox_kernel.audit.trail import Trail, forget_unused, without_values
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxExists,
@@ -28,6 +30,7 @@ from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle, SandboxInfo, SnapshotInfo
 from sandbox_kernel.sandboxes.polling import attempts
+from sandbox_kernel.sandboxes.unattended import is_spare
 from sandbox_kernel.spec import SandboxSpec, check_name
 from sandbox_kernel.untrusted_text import printable
 
@@ -48,6 +51,13 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
+def trail_of(record: Record) -> Trail:
+    """The audit of a recorded sandbox, beside the records."""
+    data = Path(record.folder).parent.parent if record.folder else None
+    keeps, command = record.spec.get("audit", "all"), record.spec.get("audit_command")
+    return Trail(record.backend, record.name, keeps=keeps, command=command, data=data)
+
+
 class RecordKeeper(ABC):
     """Makes, removes and sweeps what the records in one folder name: sandboxes, or snapshots."""
 
@@ -66,6 +76,12 @@ class RecordKeeper(ABC):
     @abstractmethod
     async def destroy(self, record: Record) -> None:
         """Delete what the record names. No error if it does not exist."""
+
+    def made(self, record: Record) -> None:  # noqa: B027  (optional hook)
+        """Called after one was made."""
+
+    def removed(self, record: Record, why: str = "") -> None:  # noqa: B027  (optional hook)
+        """Called after one was removed that had been whole. Blocks."""
 
     async def is_unwanted(self, record: Record) -> bool:
         """Whether ``sweep`` deletes one that is whole, e.g. because its lease ran out."""
@@ -111,6 +127,7 @@ class RecordKeeper(ABC):
             if failure is error:
                 raise
             raise failure from error
+        self.made(record)
 
     async def _failed(self, record: Record, error: BaseException) -> BaseException:
         try:
@@ -127,6 +144,7 @@ class RecordKeeper(ABC):
         record = await self._settled(name)
         if record is not None:
             await asyncio.shield(self.discard(record))
+            await in_thread(self.removed, record)
 
     async def _settled(self, name: str) -> Record | None:
         record = self._found(name)
@@ -165,6 +183,7 @@ class RecordKeeper(ABC):
             try:
                 if await self._is_swept(record):
                     await self.discard(record)
+                    await in_thread(self.removed, record, "nobody wanted it any more")
             except expected as error:
                 _log.warning("%s %s could not be swept away: %s", self.kind, record.name, error)
 
@@ -188,6 +207,30 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
     @property
     def records(self) -> Records:
         return self._records
+
+    async def make(
+        self, record: Record, work: Callable[[], Awaitable[None]], timeout: float | None
+    ) -> None:
+        """Note in the record, too, which way what leaves the sandbox takes."""
+        way = self.capabilities.egress_way(record.sandbox_spec().egress)
+        record.data["egress"] = way.value
+        await super().make(record, work, timeout)
+
+    def made(self, record: Record) -> None:
+        trail_of(record).note("created", id=record.id, spec=without_values(record.spec))
+
+    def removed(self, record: Record, why: str = "") -> None:
+        trail = trail_of(record)
+        if is_spare(record):
+            forget_unused(trail.path)
+        else:
+            trail.note("removed", id=record.id, why=why)
+        from sandbox_kernel.audit.upkeep import look_after  # lazy: start-up time
+
+        try:
+            look_after(trail.path.parent)
+        except OSError as error:
+            _log.debug("Old audits could not be deleted: %s", error)
 
     @abstractmethod
     def handle(self, record: Record) -> H:
@@ -244,6 +287,7 @@ class SnapshotKeeper(RecordKeeper):
             raise SandboxExists(
                 f"A snapshot named {name!r} exists already in the backend {self.backend!r}."
             ) from None
+        trail_of(source).note("snapshot", snapshot=name)
         return self._info(record)
 
     def load(self, name: str) -> Record:
@@ -308,5 +352,6 @@ class RecordedHandle(SandboxHandle):
             backend=self.backend,
             status=status,
             created=self._record.created,
+            egress=str(self._record.data.get("egress") or ""),
             **{"limits": limits, **more},
         )

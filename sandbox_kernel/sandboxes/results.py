@@ -38,6 +38,8 @@ class SandboxInfo:
     created: float
     limits: Mapping[str, str] = field(default_factory=dict)
     """Spec field -> the value in force and by what, e.g. ``"512 MiB (cgroup v2)"``."""
+    egress: str = ""
+    """Which way what leaves it takes: a value of capabilities.EgressWay; empty if not known."""
     oom_kills: int = 0
     """How often the memory limit killed something in the sandbox."""
     last_kill: str = ""

@@ -18,6 +18,7 @@ from sandbox_kernel.guest.connector import CLIENTS
 from sandbox_kernel.guest.direct_clients import ACCEPTED
 from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.sandboxes.base import SandboxHandle
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.wire.descriptors import send_with_descriptors
 
 OPEN_TIMEOUT = 10.0
@@ -35,9 +36,8 @@ class Handover:
     @classmethod
     async def open(cls, handle: SandboxHandle, folder: str, token: str, session: str) -> Handover:
         """For a session that the agent knows. LinkLost if the agent does not take connections."""
-        stream = await handle.open_stream(
-            handle.guest_argv("connect", folder, CLIENTS), duplex=True
-        )
+        connector = handle.guest_argv("connect", folder, CLIENTS)
+        stream = await handle.open_command(Command(connector, duplex=True))
         try:
             if stream.socket is None:
                 raise LinkLost(f"Sandbox {handle.name!r} has no sockets for its commands.")

@@ -8,6 +8,7 @@ import os
 
 from sandbox_kernel.errors import LinkLost, ProtocolError, SessionRefused
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.stream_link import StreamLink
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
 from sandbox_kernel.untrusted_text import printable
@@ -58,7 +59,7 @@ class Links:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 connector = self._handle.guest_argv("connect", self.folder, self._codec)
-                stream = await self._handle.open_stream(connector, duplex=True)
+                stream = await self._handle.open_command(Command(connector, duplex=True))
         except TimeoutError:
             raise LinkLost(
                 f"No command could be started in sandbox {self._handle.name!r} within "

@@ -10,16 +10,14 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from sandbox_kernel.tunnel.owned_tasks import OwnedTasks
-from sandbox_kernel.wire.half_close import HalfClosePump
+from sandbox_kernel.tunnel.stream_transport import StreamTransport, connect
 from sandbox_kernel.wire.mux import Stream
 from sandbox_kernel.wire.peer import Peer
-from sandbox_kernel.wire.pump import Pump
 
 MOST_CONNECTIONS = 256
 _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
@@ -55,16 +53,20 @@ class Outlet:
         self._peer = peer
         self._sandbox = sandbox
         self._log = log
-        self._loop = asyncio.get_running_loop()
-        self._pumps: set[Pump] = set()
+        self._connections: set[StreamTransport] = set()
         self._tasks = OwnedTasks()
         peer.on_opened = self._opened
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
 
     def close(self) -> None:
         """End every connection. The tunnel is over."""
         self.gateway = None
-        for pump in list(self._pumps):
-            pump.close("the tunnel is closed")
+        for connection in list(self._connections):
+            connection.end("the tunnel is closed", ConnectionResetError("the tunnel is closed"))
 
     def _opened(self, stream: Stream, target: str) -> None:
         gateway = self.gateway
@@ -72,10 +74,10 @@ class Outlet:
         what, _, rest = rest.partition(":")
         if gateway is None or kind != "egress":
             return stream.reset("nothing can be opened here")
-        if len(self._pumps) >= MOST_CONNECTIONS:
+        if len(self._connections) >= MOST_CONNECTIONS:
             return stream.reset("too many connections")
         port, _, name = rest.partition(":")
-        if what == "proxy" and not rest:
+        if target == "egress:proxy":
             self._carry(stream, gateway.serve)
         elif what == "tcp" and _NAME.fullmatch(name) and port.isascii() and port.isdigit():
             self._carry(stream, partial(gateway.serve_transparent, name=name, port=int(port)))
@@ -88,15 +90,13 @@ class Outlet:
             stream.reset("nothing can be opened here")
 
     def _carry(self, stream: Stream, serve: Serve) -> None:
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptor is left
-            return stream.reset(str(error))
-        self._pumps.add(HalfClosePump(self._loop, self._peer, stream, ours, self._pumps.discard))
-        self._tasks.start(self._serve(theirs, serve))
+        reader, writer, connection = connect(self._peer, stream, self._connections.discard)
+        self._connections.add(connection)
+        self._tasks.start(self._serve(reader, writer, serve))
 
-    async def _serve(self, connection: socket.socket, serve: Serve) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, serve: Serve
+    ) -> None:
         try:
             await serve(reader, writer)
         except Exception:  # noqa: BLE001  (a mistake in the gateway ends this connection only)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from sandbox_kernel import errors
+from sandbox_kernel import audit, errors
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.tunnel.clock import since_boot
@@ -339,6 +339,7 @@ class Tunnel:
                     return
             else:
                 await self._handle.resume()
+                audit.note(self._handle, "resumed")
                 return
 
     def _link_lost(self, why: str) -> None:

@@ -11,15 +11,23 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox_kernel.sandboxes.base import ExecStream
-from sandbox_kernel.sandboxes.local import LocalClient
+from sandbox_kernel.sandboxes.local import LocalClient, environment
 from sandbox_kernel.sandboxes.local.handle import LocalHandle
+from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
+from sandbox_kernel.sandboxes.local.jail_start import Launch
+from sandbox_kernel.sandboxes.local.mounts import Mount, Symlink
+from sandbox_kernel.sandboxes.local.system_mounts import HOME
 from sandbox_kernel.spec import SandboxSpec
 
+from .outside import Decide, Outside
+
 _FOREVER = 1e8
+_RESOLVER = ".machine-resolv.conf"
 _THEIR_OWN = shutil.ignore_patterns(".venv")
 """What each jail is given when it is made."""
 
@@ -29,19 +37,48 @@ class MachineClient(LocalClient):
 
     commands_apart = False
 
+    def _launch(self, spec: SandboxSpec, sandbox_id: str, folders: JailFolders) -> Launch:
+        python = environment.describe(sys.executable)
+        return _MachineLaunch(spec, sandbox_id, folders, python, self.commands_apart)
+
+
+class _MachineLaunch(Launch):
+    """With a resolver's address in a file that a machine's root may change."""
+
+    def _binds(self) -> list[Mount]:
+        binds = super()._binds()
+        (self._folders.home / _RESOLVER).write_text("nameserver 192.0.2.53\n")
+        return [*binds, Symlink(f"{HOME}/{_RESOLVER}", "/etc/resolv.conf")]
+
 
 class Jail:
     """One jail. Make it with ``create``."""
 
     def __init__(self, handle: LocalHandle) -> None:
         self.handle = handle
+        self._outside = Outside()
         self._stopped: set[int] = set()
 
     @classmethod
-    async def create(cls, name: str, env: Mapping[str, str], disk_mib: int | None = None) -> Jail:
+    async def create(
+        cls,
+        name: str,
+        env: Mapping[str, str],
+        disk_mib: int | None = None,
+        *,
+        network: Decide | None,
+        root: bool = True,
+    ) -> Jail:
+        """``network`` says what the provider's network lets through; None if there is none."""
         # The service decides how long it lives, not the jail.
         spec = SandboxSpec(name=name, env=dict(env), lease_seconds=_FOREVER, disk_mib=disk_mib)
-        return cls(await MachineClient().create(spec))
+        jail = cls(await MachineClient().create(spec))
+        try:
+            await jail._outside.connect(jail.handle._record.data["init"][0], network, root=root)
+        except BaseException:
+            await jail.destroy()
+            raise
+        return jail
 
     async def start(self, command: str, env: Mapping[str, str], cwd: str | None) -> ExecStream:
         """Run a shell command. ExecFailed if its folder is not there."""
@@ -95,6 +132,7 @@ class Jail:
             await asyncio.to_thread(subprocess.run, command, check=True)
 
     async def destroy(self) -> None:
+        self._outside.close()
         self.thaw()
         await MachineClient().remove(self.handle.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
 from sandbox_kernel.gateway.names import Address
 from sandbox_kernel.gateway.service import Limits
+from sandbox_kernel.gateway.tls.authority import Authority
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
@@ -66,7 +68,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @contextlib.asynccontextmanager
-async def origin(handle: Handler = OK) -> AsyncIterator[Origin]:
+async def origin(handle: Handler = OK, tls: ssl.SSLContext | None = None) -> AsyncIterator[Origin]:
     """A server on a free port of the loopback."""
     served = Origin(0)
 
@@ -83,7 +85,7 @@ async def origin(handle: Handler = OK) -> AsyncIterator[Origin]:
         served.received.append(reader.seen)
         return asyncio.StreamReaderProtocol(reader, serve)
 
-    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, ssl=tls)
     async with server:
         served.port = server.sockets[0].getsockname()[1]
         yield served
@@ -127,11 +129,14 @@ async def running(
     names: Mapping[str, Sequence[str]] | None = None,
     default: str = "deny",
     transparent: tuple[str, int] | None = None,
+    ends_tls: tuple[Authority, Callable[[], ssl.SSLContext]] | None = None,
+    events: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
-    """A gateway with these rules. Names resolve to the loopback, where ``trusted`` (``name:port``)
+    """A gateway with these rules, which ends TLS with an authority and what it trusts of servers,
+    if given. Names resolve to the loopback, where ``trusted`` (``name:port``)
     may be dialled, or to what ``names`` has for them."""
-    events: list[dict[str, Any]] = []
+    events = [] if events is None else events
     resolved: list[str] = []
 
     async def resolve(name: str, port: int) -> Sequence[Address]:
@@ -142,6 +147,8 @@ async def running(
     gate = Gate(EgressPolicy.of(*rules, default=default))
     options.setdefault("limits", Limits(head=20, idle=20))
     gateway = Gateway(gate, audit=events.append, resolve=resolve, private_names=trusted, **options)
+    if ends_tls is not None:
+        gateway.end_tls(*ends_tls)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if transparent is None:

@@ -42,6 +42,9 @@ class Echo:
         self.asked.append(name)
         return (80, 443, 5432) if name.endswith(".example") else ()
 
+    async def follow(self, note: object, in_use: object) -> None:
+        """Its rules do not change."""
+
     async def _echo(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str
     ) -> None:
@@ -62,7 +65,7 @@ def echo_for_all(monkeypatch: pytest.MonkeyPatch) -> Echo:
     """The gateway of every sandbox with rules, from now on."""
     gateway = Echo()
 
-    async def gateway_for(handle: object) -> Echo:
+    async def gateway_for(handle: object, secrets: object = None) -> Echo:
         return gateway
 
     monkeypatch.setattr(way_out, "gateway_for", gateway_for)

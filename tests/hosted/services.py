@@ -32,6 +32,10 @@ class Hosted:
     """All sandboxes that there are, as the service knows them."""
     all: Callable[[Running], list[dict[str, Any]]]
     """These, and whatever else is made for them at the service."""
+    settings: Callable[..., None]
+    """Changes settings of the emulator, given by name."""
+    allowed: tuple[str, ...]
+    """Rules that allow data.example at 192.0.2.1, and that the service's own rules hold."""
     tidy: Callable[[Running], None]
     """After a test: the emulator has its usual settings again, and no sandboxes."""
 
@@ -44,6 +48,8 @@ SUPERSERVE = Hosted(
     addresses=("SUPERSERVE_BASE_URL",),
     sandboxes=superserve.at_the_service,
     all=superserve.at_the_service,
+    settings=superserve.settings,
+    allowed=("192.0.2.1",),
     tidy=superserve.tidy,
 )
 ISLO = Hosted(
@@ -57,5 +63,7 @@ ISLO = Hosted(
         *islo.account(emulator)["sandboxes"],
         *islo.account(emulator)["profiles"],
     ],
+    settings=islo.settings,
+    allowed=("data.example",),
     tidy=islo.tidy,
 )

@@ -23,7 +23,7 @@ def test_install(cli: Cli, tmp_path: Path) -> None:
     assert config["pause_on_exit"] is True
     assert os.environ["ISLO_API_KEY"] not in spec.read_text()
     for refused, named in (
-        (("--egress", "data.example:8443"), "egress[0].ports"),
+        (("--processes", "5"), "processes=5"),
         (("--options", '{"gateway": 1}'), "Did you mean 'gateway_profile'"),
         (("--disk-mib", "1000"), "disk_mib=1000"),
     ):

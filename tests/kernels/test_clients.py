@@ -10,7 +10,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import nbformat
 import pytest
 
 from sandbox_kernel.records import Records
+from tests.helpers.ports import free_port
 from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter, StartKernel, install_kernelspec
@@ -198,9 +198,7 @@ class Server:
 @pytest.fixture
 def server(folder: Path) -> Iterator[Server]:
     pytest.importorskip("jupyter_server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = {
         "ip": "127.0.0.1",
         "port": port,

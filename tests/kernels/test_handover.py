@@ -10,6 +10,7 @@ import pytest
 from sandbox_kernel.sandboxes.local.handle import LocalHandle
 from sandbox_kernel.tunnel.background import background_loop
 from sandbox_kernel.tunnel.handover import Handover
+from tests.helpers.ports import free_port
 from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter, StartKernel
@@ -62,10 +63,7 @@ def test_a_later_client(live: Live) -> None:
 
 def test_tcp_is_never_handed_over(start_kernel: StartKernel) -> None:
     """A TCP socket in the sandbox could be connected to any address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    live = start_kernel(manager={"shell_port": port})
+    live = start_kernel(manager={"shell_port": free_port()})
     assert live.manager.transport == "tcp"
     assert live.ok("6 * 7").value == "42"
     assert carried(live) >= 4

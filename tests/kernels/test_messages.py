@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
+
+from tests.helpers.ports import free_port
 
 from .conftest import StartKernel
 from .live import PATIENCE, Live, next_comm, raw_messages, send_comm, until_message, until_reply
@@ -241,9 +242,7 @@ def test_transport_inside_the_sandbox(start_kernel: StartKernel, transport: str)
 
 def test_named_tcp_ports_on_the_host(start_kernel: StartKernel) -> None:
     """Ports that the user has named are used, so that a client elsewhere can count on them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = probe.getsockname()[1]
+    first = free_port()
     live = start_kernel(manager={"shell_port": first})
     info = live.manager.get_connection_info()
     assert (info["transport"], info["shell_port"]) == ("tcp", first)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from tests.helpers.ports import free_port
+
 BOOT_TIMEOUT = 180.0
 MEMORY_MIB = 4096
 END = b"\0exit "
@@ -41,7 +43,7 @@ class Machine:
     def __enter__(self) -> Machine:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.share.mkdir(parents=True)
-        self._port = _free_port()
+        self._port = free_port()
         disk = self.folder / "disk.qcow2"
         create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
         subprocess.run([*create, self._rig / "disk.img", disk], check=True)
@@ -111,9 +113,3 @@ class Machine:
     def _last_words(self) -> str:
         texts = [self._console.read_bytes(), (self.folder / "qemu.log").read_bytes()]
         return " ".join(text.decode(errors="replace")[-500:] for text in texts)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..emulators.running import Running
+from ..emulators.superserve.state import Settings
 
 
 def at_the_service(emulator: Running) -> list[dict[str, Any]]:
@@ -13,9 +14,12 @@ def at_the_service(emulator: Running) -> list[dict[str, Any]]:
     return found
 
 
+def settings(emulator: Running, **values: Any) -> None:
+    emulator.ask("POST", "/_emulator/settings", values)
+
+
 def tidy(emulator: Running) -> None:
     """The usual settings, and no sandboxes."""
-    settings = {"chunk": 32767, "rate": 0, "resume_seconds": 0.02}
-    emulator.ask("POST", "/_emulator/settings", settings)
+    settings(emulator, **vars(Settings()))
     for sandbox in at_the_service(emulator):
         emulator.ask("POST", f"/_emulator/sandboxes/{sandbox['id']}/status", "deleted")

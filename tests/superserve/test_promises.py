@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox_kernel.errors import ExecFailed, SandboxUnavailable, SpecRefused
+from sandbox_kernel.errors import ExecFailed, SandboxUnavailable, SpecError, SpecRefused
 from sandbox_kernel.records import Records
-from sandbox_kernel.sandboxes.superserve import SuperserveClient, request
+from sandbox_kernel.sandboxes.capabilities import EgressWay
+from sandbox_kernel.sandboxes.superserve import SuperserveClient, network, request
 from sandbox_kernel.spec import SandboxSpec
 from tests.helpers.waiting import until
 
@@ -186,7 +188,7 @@ async def test_create_from_a_template_or_a_snapshot(
 
 
 @pytest.mark.parametrize(
-    ("egress", "network"),
+    ("egress", "lists"),
     [
         ([], {"allow_out": [], "deny_out": ["0.0.0.0/0"]}),
         (["203.0.113.0/24"], {"allow_out": ["203.0.113.0/24"], "deny_out": ["0.0.0.0/0"]}),
@@ -202,10 +204,12 @@ async def test_create_from_a_template_or_a_snapshot(
         ),
     ],
 )
-def test_egress_is_mapped_exactly(egress: Any, network: Any) -> None:
+def test_egress_is_mapped_exactly(egress: Any, lists: Any) -> None:
     """Deny all unless something is named; the service's lists say the same as the rules."""
-    made = request.network(SandboxSpec.from_mapping({"egress": egress}))
-    assert (made.model_dump() if made else None) == network
+    spec = SandboxSpec.from_mapping({"egress": egress})
+    made = request.arguments(spec, "tag")["network"]
+    assert (made.model_dump() if made else None) == lists
+    assert request.CAPABILITIES.egress_way(spec.egress) is not EgressWay.GATEWAY
 
 
 @pytest.mark.parametrize(
@@ -213,8 +217,7 @@ def test_egress_is_mapped_exactly(egress: Any, network: Any) -> None:
     [
         (["data.example"], r"egress\[0\]\.host.*resolver.*1\.1\.1\.1"),
         (["data.example:8443", "1.1.1.1"], r"egress\[0\]\.ports=\[8443\].*hosts and networks only"),
-        ([{"host": "203.0.113.1", "methods": ["GET"]}], r"egress\[0\]\.methods"),
-        ([{"host": "203.0.113.1", "path": "/v1/*"}], r"egress\[0\]\.path"),
+        (["@pip"], r"egress\[0\]\.host='@pip' \(a preset"),
         ([{"host": "203.0.113.1", "rate_limit_rpm": 5}], r"egress\[0\]\.rate_limit_rpm"),
         (["!203.0.113.1", "203.0.113.0/24"], r"egress\[0\]\.action='deny'.*wins over"),
         (["10.1.2.3"], r"egress\[0\]\.host='10\.1\.2\.3'.*private"),
@@ -223,12 +226,33 @@ def test_egress_is_mapped_exactly(egress: Any, network: Any) -> None:
         ({"default": "allow", "rules": ["203.0.113.1"]}, r"egress\[0\]\.action='allow'"),
     ],
 )
-async def test_egress_that_cannot_be_enforced_is_refused_by_name(
-    client: SuperserveClient, emulator: Running, egress: Any, what: str
+def test_egress_beyond_the_lists_goes_through_the_gateway(egress: Any, what: str) -> None:
+    """The service then lets nothing out, and it is said why."""
+    spec = SandboxSpec.from_mapping({"egress": egress})
+    assert request.CAPABILITIES.egress_way(spec.egress) is EgressWay.GATEWAY
+    assert re.match(what, network.beyond_own_rules(spec.egress) or "")
+    assert request.arguments(spec, "tag")["network"] == network.OFF
+
+
+async def test_a_copy_has_no_network_either(client: SuperserveClient, emulator: Running) -> None:
+    """If it is the gateway that holds the rules. (The emulator's copies have no processes.)"""
+    async with sandbox(client, egress=["data.example:8443"]) as handle:
+        copy = await handle.fork("the-copy")
+        try:
+            assert (await copy.info()).egress == "gateway"
+            asked = [one["request"]["network"] for one in at_the_service(emulator)]
+            assert asked == 2 * [network.OFF.model_dump()]
+        finally:
+            await client.remove(copy.name)
+
+
+async def test_what_neither_can_hold_is_refused_by_name(
+    client: SuperserveClient, emulator: Running
 ) -> None:
-    """Before anything is made, with a way out."""
-    with pytest.raises(SpecRefused, match=what):
-        await client.create(SandboxSpec.from_mapping({"egress": egress}))
+    """Before anything is made: secrets, which the service replaces in its own network only."""
+    spec = SandboxSpec.from_mapping({"egress": ["data.example:8443"], "secrets": ["TOKEN"]})
+    with pytest.raises(SpecRefused, match=r"secrets=\['TOKEN'\] beside .*egress\[0\]\.ports"):
+        await client.create(spec)
     assert at_the_service(emulator) == []
     assert "POST /sandboxes" not in emulator.requests()
 
@@ -241,8 +265,10 @@ async def test_secrets(client: SuperserveClient, emulator: Running) -> None:
         result = await handle.shell("echo $OPENAI_API_KEY", timeout=LIMIT)
         assert result.stdout == "proxy-token-for-openai-prod\n"
     for name in ("openai-prod", "A B=x", "=x"):
-        with pytest.raises(SpecRefused, match=r"secrets=.*VARIABLE=secret-name"):
-            await client.create(SandboxSpec(secrets=(name,)))
+        with pytest.raises(SpecError, match=r"secrets: .*VARIABLE=secret-name"):
+            SandboxSpec.from_mapping({"secrets": [name]})
+    with pytest.raises(SpecRefused, match=r"secrets=.*VARIABLE=secret-name"):
+        await client.create(SandboxSpec.from_mapping({"secrets": ["TOKEN@api.example"]}))
 
 
 async def test_nothing_is_published(client: SuperserveClient, emulator: Running) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
+from sandbox_kernel import audit
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.foreground import within
@@ -17,6 +18,7 @@ from sandbox_kernel.cli.options import Commands, add_command, quota_of
 from sandbox_kernel.errors import ExecFailed
 from sandbox_kernel.guest import copy_stream
 from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.untrusted_text import printable
 
@@ -94,7 +96,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
         quota=quota_of(arguments),
     )
     try:
-        stream = await handle.open_stream(_command(handle, "out", path or "."))
+        stream = await handle.open_command(_command(handle, "out", path or "."))
         async with stream:
             while True:
                 data = await _in_time(handle, stream.read())
@@ -116,7 +118,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
 
 async def _in(handle: SandboxHandle, source: str, path: str) -> None:
     path_here = await asyncio.to_thread(Path(source).resolve, strict=True)
-    stream = await handle.open_stream(_command(handle, "in", path, path_here.name))
+    stream = await handle.open_command(_command(handle, "in", path, path_here.name))
     async with stream:
         pieces = copy_stream.entries(str(path_here))
         try:
@@ -132,9 +134,10 @@ async def _in(handle: SandboxHandle, source: str, path: str) -> None:
     print(f"{handle.name}:{printable(path)}: {said} files")
 
 
-def _command(handle: SandboxHandle, *arguments: str) -> list[str]:
+def _command(handle: SandboxHandle, way: str, path: str, *names: str) -> Command:
+    audit.note(handle, "copied", way=way, path=path)
     program = Path(copy_stream.__file__).read_text(encoding="utf-8")
-    return [handle.python or "python3", "-I", "-c", program, *arguments]
+    return Command([handle.python or "python3", "-I", "-c", program, way, path, *names])
 
 
 async def _last_output(handle: SandboxHandle, stream: ExecStream) -> str:

@@ -6,11 +6,18 @@ import argparse
 import asyncio
 import ipaddress
 import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sandbox_kernel.atomic_write import write_atomically
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.errors import SandboxError
+
+if TYPE_CHECKING:
+    from sandbox_kernel.gateway.gateway import Gateway
 
 _LOOK_EVERY = 1.0
 _DEFAULT = "127.0.0.1"
@@ -21,6 +28,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--policy", required=True, metavar="FILE", help="the rules")
     about = f"where to listen (default: {_DEFAULT}, and a port that is free)"
     parser.add_argument("--listen", default=_DEFAULT, metavar="ADDRESS[:PORT]", help=about)
+    about = "write the certificate of an authority there, and read encrypted requests where a rule "
+    about += "is about requests; the clients must trust it (needs the extra 'gateway')"
+    parser.add_argument("--ca", metavar="FILE", help=about)
     parser.add_argument("--audit", metavar="FILE", help="append each decision, as lines of JSON")
 
 
@@ -35,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel gateway --policy rules.txt --listen 127.0.0.1:3128
       sandbox-kernel gateway --policy rules.json --audit egress.jsonl
+      sandbox-kernel gateway --policy rules.json --ca authority.pem
     """
     host, port = _listen_address(arguments)
     reload = asyncio.Event()
@@ -45,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         reload.set()
         return True
 
-    serving = _serve(arguments.policy, host, port, arguments.audit, reload)
+    serving = _serve(arguments, host, port, reload)
     try:
         return foreground.run(serving, on_signal=on_signal)
     except foreground.Interrupted as interrupted:
@@ -68,26 +79,26 @@ def _listen_address(arguments: argparse.Namespace) -> tuple[str, int]:
     return str(address), 0
 
 
-async def _serve(
-    file: str, host: str, port: int, audit_file: str | None, reload: asyncio.Event
-) -> int:
+async def _serve(arguments: argparse.Namespace, host: str, port: int, reload: asyncio.Event) -> int:
     from sandbox_kernel.gateway.audit import AuditLog
     from sandbox_kernel.gateway.gate import Gate
     from sandbox_kernel.gateway.gateway import Gateway
     from sandbox_kernel.gateway.policy_file import WatchedPolicy, read_policy_file
     from sandbox_kernel.gateway.presets import expand
 
-    found = await asyncio.to_thread(expand, read_policy_file(file))
+    found = await asyncio.to_thread(expand, read_policy_file(arguments.policy))
     gate = Gate(found.policy)
-    audit = AuditLog(audit_file) if audit_file else lambda event: None
+    audit = AuditLog(arguments.audit) if arguments.audit else lambda event: None
     gateway = Gateway(gate, audit=audit, private_names=found.private_names)
+    if arguments.ca:
+        await asyncio.to_thread(_end_tls, gateway, arguments.ca)
 
     def use(policy: EgressPolicy) -> None:
         expansion = expand(policy)
         gateway.private_names = expansion.private_names
         gate.set_policy(expansion.policy)
 
-    watched = WatchedPolicy(file, use, note)
+    watched = WatchedPolicy(arguments.policy, use, note)
     server = await asyncio.start_server(gateway.serve, host, port)
     async with server:
         address = server.sockets[0].getsockname()
@@ -101,6 +112,18 @@ async def _serve(
                 watched.reload() if asked else watched.check()
         finally:
             gateway.close()
+
+
+def _end_tls(gateway: Gateway, file: str) -> None:
+    from sandbox_kernel.gateway.tls import extra
+
+    if not extra.installed():
+        raise SandboxError(f"--ca: {extra.MISSING}")
+    from sandbox_kernel.gateway.tls.authority import Authority
+
+    authority = Authority("this machine")
+    write_atomically(Path(file), authority.certificate.decode(), lasting=False)
+    gateway.end_tls(authority)
 
 
 async def _asked_within(reload: asyncio.Event, seconds: float) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.doctor import diagnose
+from sandbox_kernel.cli.egress_notice import egress_notice
 from sandbox_kernel.cli.formatting import note, print_json, table
 from sandbox_kernel.cli.options import Commands, add_command, given_settings
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
@@ -93,6 +94,8 @@ def install(arguments: argparse.Namespace) -> int:
     )
     name = Path(folder).name
     print(f"Installed the kernel {name!r} in {folder}")
+    if notice := egress_notice(client, configuration.spec.egress):
+        print(notice)
     first = KernelSpecManager().find_kernel_specs().get(name, folder)
     if not arguments.prefix and not os.path.samefile(first, folder):
         note(

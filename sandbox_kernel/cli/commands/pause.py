@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable
 
+from sandbox_kernel import audit
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.foreground import each, named
 from sandbox_kernel.cli.options import Commands, add_command
@@ -25,7 +26,7 @@ def pause(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel pause kernel-1a2b3c4d
     """
-    return _each(arguments, lambda handle: handle.pause())
+    return _each(arguments, "paused", lambda handle: handle.pause())
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -37,12 +38,17 @@ def resume(arguments: argparse.Namespace) -> int:
     examples:
       sandbox-kernel resume kernel-1a2b3c4d
     """
-    return _each(arguments, lambda handle: handle.resume())
+    return _each(arguments, "resumed", lambda handle: handle.resume())
 
 
-def _each(arguments: argparse.Namespace, change: Callable[[SandboxHandle], Awaitable[None]]) -> int:
+def _each(
+    arguments: argparse.Namespace,
+    becomes: str,
+    change: Callable[[SandboxHandle], Awaitable[None]],
+) -> int:
     async def do(name: str, backend: str | None) -> None:
         async with sandbox(name, backend) as (_, handle):
             await change(handle)
+            audit.note(handle, becomes)
 
     return each(named(arguments), do)

@@ -1,9 +1,10 @@
-"""``sandbox-kernel policy``: what egress rules mean."""
+"""``sandbox-kernel policy``: what egress rules mean, and those of sandboxes that run."""
 
 from __future__ import annotations
 
 import argparse
 
+from sandbox_kernel.cli.commands import live_policy, policy_learn
 from sandbox_kernel.cli.options import Commands, add_command, add_group
 from sandbox_kernel.untrusted_text import printable
 
@@ -14,13 +15,17 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", help="JSON, or one rule a line with # for comments")
     parser.add_argument("url", metavar="URL", help="a URL, or HOST:PORT")
     parser.add_argument("--method", default="GET", metavar="M", help="default: GET")
+    live_policy.add(below)
+    policy_learn.add(below)
 
 
 def about(arguments: argparse.Namespace) -> None:
-    """Look at egress policies: which hosts may be reached, and how.
+    """Look at egress policies: which hosts may be reached, and how; and change a running sandbox's.
 
     examples:
+      sandbox-kernel policy set kernel-1a2b +data.example
       sandbox-kernel policy check rules.txt https://data.example/v1/table
+      sandbox-kernel policy learn analysis.ipynb > rules.txt
     """
 
 

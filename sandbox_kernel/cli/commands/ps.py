@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import FoundSandbox, sandbox, survey
@@ -13,8 +14,12 @@ from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.sandboxes.base import Usage
 from sandbox_kernel.untrusted_text import printable
 
+if TYPE_CHECKING:
+    from sandbox_kernel.kernels.decision_log import Denial
+
 INTERVAL = 1.0
 """Seconds over which the use of CPUs is measured."""
+_MOST_HOST = 40
 _HEADING = ("NAME", "BACKEND", "STATUS", "AGE", "KERNEL", "MEMORY", "NOTEBOOK", "LIMITS")
 
 
@@ -37,9 +42,11 @@ def run(arguments: argparse.Namespace) -> None:
     (running, paused, stopped, gone), created (seconds since 1970), kernel (true, false), spare
     (true, false), kernel_pid, notebook, memory_used_mib, processes, cpu_seconds (each may be null),
     elsewhere (true: another machine made it, under the same $SANDBOX_KERNEL_LABEL), unsaved (why
-    files in it could not be saved, or null; `workspace save` tries again), limits (numbers),
-    limits_by (what enforces each), oom_kills, last_kill. Backends that do not answer are noted on
-    stderr.
+    files in it could not be saved, or null; `workspace save` tries again), denied (what its rules
+    for egress have denied in the last minute: objects with host, port, reason, count, last; STATUS
+    has it, too), limits (numbers), limits_by (what enforces each), egress (which way what leaves it
+    takes: gateway, the backend's own rules, or closed; null if not known), oom_kills, last_kill.
+    Backends that do not answer are noted on stderr.
 
     examples:
       sandbox-kernel ps
@@ -70,12 +77,23 @@ def _plain(found: FoundSandbox) -> dict[str, object]:
         "kernel_pid": found.kernel_pid if found.running else None,
         "elsewhere": found.elsewhere,
         "unsaved": found.unsaved.reason if found.unsaved else None,
+        "denied": [
+            {
+                "host": one.host,
+                "port": one.port,
+                "reason": one.why,
+                "count": one.count,
+                "last": one.last,
+            }
+            for one in _denied(found)
+        ],
         "notebook": found.notebook or None,
         "memory_used_mib": round(usage.memory / 2**20, 1) if usage else None,
         "processes": usage.processes if usage else None,
         "cpu_seconds": usage.cpu_seconds if usage else None,
         "limits": {field: limit(words) for field, words in info.limits.items()},
         "limits_by": dict(info.limits),
+        "egress": info.egress or None,
         "oom_kills": info.oom_kills,
         "last_kill": info.last_kill,
     }
@@ -92,13 +110,31 @@ def _row(found: FoundSandbox) -> tuple[str, ...]:
     return (
         info.name,
         info.backend,
-        f"{info.status}, unsaved" if found.unsaved else info.status,
+        _status(found),
         age(time.time() - info.created),
         _kernel(found),
         used(usage.memory if usage else None, info.limits.get("memory_mib", "")),
         short_path(found.notebook) or "-",
         ", ".join(limits) or "-",
     )
+
+
+def _status(found: FoundSandbox) -> str:
+    words = [found.info.status, *(["unsaved"] if found.unsaved else [])]
+    if denied := _denied(found):
+        host, more = denied[-1].host[:_MOST_HOST], len(denied) - 1
+        words.append(f"{len(denied)} denied: {host}" + (f" and {more} more" if more else ""))
+    return ", ".join(words)
+
+
+def _denied(found: FoundSandbox) -> list[Denial]:
+    """What was denied in the last minute."""
+    if not found.running:
+        return []
+    from sandbox_kernel.audit.trail import audit_path  # lazy: start-up time
+    from sandbox_kernel.kernels.decision_log import denied_in
+
+    return denied_in(audit_path(found.info.backend, found.info.name))
 
 
 def _kernel(found: FoundSandbox) -> str:

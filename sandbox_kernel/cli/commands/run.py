@@ -9,7 +9,8 @@ import logging
 import os
 import secrets
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
@@ -19,8 +20,12 @@ from sandbox_kernel.cli.streams import AttachedCommand, terminal_size
 from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
+
+if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.kernels import SandboxedKernel
 
 _log = logging.getLogger(__name__)
 INTERRUPT_GRACE = 3.0
@@ -68,9 +73,9 @@ async def _run_once(
 ) -> int:
     client = load_backend(configuration.backend)
     try:
-        async with _sandbox(client, configuration.spec) as handle:
+        async with _sandbox(client, configuration.spec) as (handle, variables):
             env, size = (terminal_environment(), terminal_size()) if arguments.tty else ({}, None)
-            command = Command(arguments.command, env, arguments.cwd, tty=size)
+            command = Command(arguments.command, {**env, **variables}, arguments.cwd, tty=size)
             try:
                 code = await attached.exec(handle, command, timeout=arguments.timeout)
             except ExecFailed:
@@ -85,22 +90,37 @@ async def _run_once(
 
 
 @contextlib.asynccontextmanager
-async def _sandbox(client: SandboxClient, spec: SandboxSpec) -> AsyncIterator[SandboxHandle]:
-    """A sandbox for one command; with an agent if that must carry the command's connections."""
-    if spec.egress and client.capabilities.gateway:
+async def _sandbox(
+    client: SandboxClient, spec: SandboxSpec
+) -> AsyncIterator[tuple[SandboxHandle, Mapping[str, str]]]:
+    """A sandbox for one command, and variables for that; with an agent if that must carry the
+    command's connections."""
+    way = client.capabilities.egress_way(spec.egress)
+    if way is EgressWay.GATEWAY or client.capabilities.puts_in_secrets(spec):
         from sandbox_kernel.kernels import SandboxedKernel  # lazy: start-up time
 
         kernel = await SandboxedKernel.create(client, spec, _log)
         try:
-            yield kernel.handle
+            yield kernel.handle, kernel.exposed_variables()
         finally:
+            _tell_denials(kernel)
             await asyncio.shield(kernel.remove())
     else:
         handle = await client.create(spec)
         try:
-            yield handle
+            yield handle, {}
         finally:
             await asyncio.shield(client.remove(handle.name))
+
+
+def _tell_denials(kernel: SandboxedKernel) -> None:
+    """What the rules denied to the command, whatever it said itself."""
+    from sandbox_kernel.jupyter.denial_lines import denial_lines  # lazy: start-up time
+
+    if kernel.way_out is not None:
+        denials = kernel.way_out.decisions.unseen
+        for line in denial_lines(denials, "", "--egress"):
+            note(line)
 
 
 async def _explain_kill(handle: SandboxHandle) -> None:

@@ -19,6 +19,7 @@ from sandbox_kernel import host_identity
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.jupyter.jupyter_internals import ServerInternals, set_protocol_version
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.egress import EgressEvents
 from sandbox_kernel.jupyter.server.missed_output import last_state, protocol_version
 from sandbox_kernel.jupyter.server.saved_kernels import (
     SavedKernel,
@@ -65,6 +66,7 @@ class Adopter:
     internals: ServerInternals
     server: str
     timeout: float
+    egress: EgressEvents
 
     async def adopt_all(self) -> list[Outcome]:
         """Take over the kernels of all dead servers that served the same folder."""
@@ -133,6 +135,7 @@ class Adopter:
         set_protocol_version(manager, protocol_version(recording))
         ours = replace(saved, server=self.server, place=host_identity.here())
         (await self.kernels.add(ours)).due = True
+        self.egress.watch(kernel_id, provisioner)
         for session in saved.sessions:
             row = {key: session[key] for key in ("session_id", "path", "name", "type")}
             await self.kernels.app.session_manager.save_session(**row, kernel_id=kernel_id)

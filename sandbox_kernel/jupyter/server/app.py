@@ -24,6 +24,7 @@ from sandbox_kernel.jupyter.jupyter_internals import (
 )
 from sandbox_kernel.jupyter.server.adoption import Adopter, AdoptionHandler, Outcome
 from sandbox_kernel.jupyter.server.culling import PausingCuller
+from sandbox_kernel.jupyter.server.egress import EgressHandler
 from sandbox_kernel.jupyter.server.kernel_events import KernelEvents
 from sandbox_kernel.jupyter.server.kernel_start import (
     create_only_sandboxes,
@@ -126,6 +127,8 @@ class SandboxServer(ExtensionApp):
         super().__init__(**kwargs)
         self.outcomes: list[Outcome] = []
         """What became of the kernels of earlier servers."""
+        self._served: list[ServerKernels] = []
+        """The kernels of this server, once it has any of its own."""
         self._running: _Running | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -135,9 +138,10 @@ class SandboxServer(ExtensionApp):
         return self.serverapp
 
     def initialize_handlers(self) -> None:
-        self.handlers.append(
-            (r"/sandbox-kernel/api/adoption", AdoptionHandler, {"outcomes": self.outcomes})
-        )
+        self.handlers += [
+            (r"/sandbox-kernel/api/adoption", AdoptionHandler, {"outcomes": self.outcomes}),
+            (r"/sandbox-kernel/api/egress", EgressHandler, {"kernels": self._served}),
+        ]
 
     def initialize(self) -> None:  # type: ignore[override]
         manager = self._app.kernel_manager
@@ -157,6 +161,7 @@ class SandboxServer(ExtensionApp):
             self.log.info("Kernels run elsewhere (a gateway), so sandbox_kernel has nothing to do.")
             return
         self._running = running = self._start(internals)
+        self._served.append(running.kernels)
         internals.wrap(START_ERRORS, start_with_readable_errors)
         internals.wrap(ACTIVITY, running.used.watch)
         internals.wrap(SESSIONS, self._save_sessions, self._save_sessions)
@@ -218,7 +223,7 @@ class SandboxServer(ExtensionApp):
         running = self._running
         assert running is not None
         kernels, internals, server = running.kernels, running.internals, running.lock.server
-        adopter = Adopter(kernels, internals, server, self.adopt_timeout)
+        adopter = Adopter(kernels, internals, server, self.adopt_timeout, running.events.egress)
         try:
             outcomes = await adopter.adopt_all()
         except (SandboxError, OSError) as error:

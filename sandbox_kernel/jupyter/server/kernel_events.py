@@ -7,6 +7,7 @@ from pathlib import Path
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter import process_exit
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.egress import EgressEvents
 from sandbox_kernel.jupyter.server.save_hooks import Saver
 from sandbox_kernel.jupyter.server.saved_kernels import SavedKernel
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
@@ -38,6 +39,7 @@ class KernelEvents:
         self._outlive = outlive
         self._not_restarted: set[str] = set()
         """Kernels that could not be restarted, as their notebooks say already."""
+        self.egress = EgressEvents(kernels)
         kernels.app.event_logger.register_event_schema(_SCHEMA)
 
     def _is_ours(self, provisioner: SandboxProvisioner) -> bool:
@@ -74,6 +76,7 @@ class KernelEvents:
                 sessions=known.sessions if known else [],
             )
         )
+        self.egress.watch(kernel_id, provisioner)
         if self._outlive and provisioner.kernel is not None:
             process_exit.disown(provisioner.kernel)
         self._kernels.app.io_loop.add_callback(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxGone
-from sandbox_kernel.jupyter.envelopes import open_envelope
+from sandbox_kernel.jupyter.envelopes import Envelope, open_envelope
+from sandbox_kernel.jupyter.server.cell_lines import CellLines
 from sandbox_kernel.jupyter.server.notices import Notices
 from sandbox_kernel.jupyter.server.saved_kernels import Seen, digest
 from sandbox_kernel.recordings import Recording
@@ -33,6 +34,7 @@ class KernelOutput:
         self._kernel_id = kernel_id
         self._seen = Seen(kernel_id)
         self._sent = self._got = 0
+        self._lines = CellLines()
 
     def sending(self, message_id: str) -> Callable[[], None]:
         """A message is being sent to a client; call the result when the client has received it,
@@ -49,6 +51,16 @@ class KernelOutput:
     def hint(self, error: Mapping[str, Any]) -> str:
         """A hint after an error of a cell (the content of its message), or an empty string."""
         return self._kernels.hint(self._kernel_id, error)
+
+    def hear(self, envelope: Envelope) -> None:
+        """A message of a cell's output is passed on."""
+        if (provisioner := self._kernels.provisioner(self._kernel_id)) is not None:
+            self._lines.hear(provisioner, envelope)
+
+    def at_end(self) -> str:
+        """What to say before a cell ends, or an empty string."""
+        provisioner = self._kernels.provisioner(self._kernel_id)
+        return "" if provisioner is None else self._lines.at_end(provisioner)
 
     async def recorded(self, since: int = 0) -> Recording:
         kernel = self._kernels.kernel(self._kernel_id)

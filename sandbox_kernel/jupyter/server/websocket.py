@@ -25,6 +25,7 @@ from tornado.websocket import WebSocketClosedError
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.jupyter.envelopes import Envelope, json_object, open_envelope
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+from sandbox_kernel.jupyter.server.cell_ids import note_cell_id
 from sandbox_kernel.jupyter.server.missed_output import KernelOutput, unanswered
 
 _REQUEST = "execute_request"
@@ -105,6 +106,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             request = self._execute_request(incoming_msg)
             if request is not None:
                 self._output.notices.cell_sent(self, request)
+                provisioner = getattr(self.kernel_manager, "provisioner", None)
+                note_cell_id(provisioner, request, incoming_msg)
         super().handle_incoming_message(incoming_msg)
 
     def _execute_request(self, message: str | bytes) -> dict[str, Any] | None:
@@ -195,6 +198,8 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         if iopub is None:
             return  # closed meanwhile
         envelope = open_envelope(parts)
+        if envelope is not None and not self._replaying:
+            self._say_before(envelope)
         self._message_id = envelope.id if envelope is not None else ""
         try:
             super().handle_outgoing_message(iopub, parts)
@@ -202,6 +207,18 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             self._message_id = ""
         if envelope is not None:
             self._hear(envelope)
+
+    def _say_before(self, envelope: Envelope) -> None:
+        """A message of a cell is about to be passed on. After the last one, a browser shows no more
+        output of that cell."""
+        output, request = self._output, str(envelope.parent.get("msg_id"))
+        cell = output.notices.cell(self, request) if output is not None else None
+        if output is None or cell is None:
+            return
+        if not _is_idle(envelope):
+            output.hear(envelope)
+        elif text := output.at_end():
+            self.show(text, cell)
 
     def _hear(self, envelope: Envelope) -> None:
         """A message was passed on, after which a notice may be due."""
@@ -211,7 +228,7 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
             cell = self._output.notices.cell(self, str(envelope.parent.get("msg_id")))
             if cell is not None and (text := self._output.hint(envelope.content())):
                 self.show(text, cell)
-        if envelope.kind == "status" and envelope.content().get("execution_state") == "idle":
+        if _is_idle(envelope):
             self._output.notices.cell_ended(self, str(envelope.parent.get("msg_id")))
 
     @property
@@ -323,6 +340,10 @@ class ReplayingConnection(ZMQChannelsWebsocketConnection):
         else:
             message = {**message, "channel": channel, "buffers": []}
             self.write_message(json.dumps(message, default=json_default))
+
+
+def _is_idle(envelope: Envelope) -> bool:
+    return envelope.kind == "status" and envelope.content().get("execution_state") == "idle"
 
 
 def _ids(messages: Sequence[Sequence[bytes]]) -> list[str]:

@@ -18,7 +18,7 @@ PYTHON = "python3"
 _MAX_SOCKET_PATH = 107
 
 CAPABILITIES = Capabilities(
-    *("image", "memory_mib", "cpus", "disk_mib", "egress", "gateway"),
+    *("image", "memory_mib", "cpus", "disk_mib", "egress", "secrets", "gateway"),
     *("byte_exact_streams", "reattach", "restart", "snapshot"),
     notes={
         "processes": "A VM bounds its memory, not its processes; set memory_mib.",
@@ -26,8 +26,6 @@ CAPABILITIES = Capabilities(
         "volume": "A box's files live on its own disk; keep the sandbox, or copy files out.",
         "readable": "Nothing of the host is shown to a box; put the files into the image.",
         "python": "A box runs the Python of its image; choose the image.",
-        "secrets": "A box has no network on which a secret could be used; pass what the code may "
-        "know in env.",
     },
     # A box has no network: BoxLite's own list of allowed hosts could not be shown to hold.
     egress_parts=GATEWAY_PARTS,

@@ -29,7 +29,7 @@ from sandbox_kernel.errors import (
     SpecRefused,
 )
 from sandbox_kernel.records import Record
-from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.capabilities import GATEWAY_PARTS, Capabilities, EgressWay
 from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.islo import gateway_profiles
 from sandbox_kernel.sandboxes.islo.api import Api, ServiceAddress, Unsure, api_key
@@ -63,9 +63,10 @@ class IsloClient(HostedClient[IsloHandle]):
 
     backend = "islo"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        *("image", "memory_mib", "cpus", "disk_mib", "egress", "options"),
+        *("image", "memory_mib", "cpus", "disk_mib", "egress", "gateway", "options"),
         *("hosted", "byte_exact_streams", "reattach", "pause", "restart"),
-        egress_parts=gateway_profiles.ENFORCED,
+        egress_parts=GATEWAY_PARTS,
+        beyond_own_rules=gateway_profiles.beyond_own_rules,
         notes={
             "processes": _IN_GUEST,
             "open_files": _IN_GUEST,
@@ -76,8 +77,6 @@ class IsloClient(HostedClient[IsloHandle]):
             "in env.",
             "delete_after_seconds": "Islo's own delete_after seems to count from the creation; if "
             "that is what you want, give options.delete_after.",
-            "egress.ports": "Islo's gateway has no rules by port; leave ports out.",
-            "egress.host": "Islo's gateway has rules for host names only.",
         },
     )
 
@@ -104,12 +103,16 @@ class IsloClient(HostedClient[IsloHandle]):
     # --- making
 
     def check(self, spec: SandboxSpec) -> None:
+        self.plan(spec)
+
+    def plan(self, spec: SandboxSpec) -> SandboxPlan:
+        """What Islo is asked for. SpecRefused, SpecError."""
         super().check(spec)
-        SandboxPlan.of(spec)
+        own_rules = self.capabilities.egress_way(spec.egress) is EgressWay.BACKEND
+        return SandboxPlan.of(spec, own_rules=own_rules)
 
     async def create(self, spec: SandboxSpec) -> IsloHandle:
-        self.check(spec)
-        plan = SandboxPlan.of(spec)
+        plan = self.plan(spec)
         api_key()
         record = Record(self.backend, spec.name, "", spec.to_dict())
         record.data = {

@@ -3,7 +3,8 @@
 Every sandbox gets a profile of its own, made before it and deleted after it, unless the user names
 one that exists: without any, the account's default would decide, which may let everything out.
 A policy of ours is translated only if the result means the same whichever way Islo orders rules;
-the SDK does not say whether low or high priorities come first.
+the SDK does not say whether low or high priorities come first. With any other policy a sandbox has
+the profile that lets nothing out, and the gateway of this host holds the rules.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from islo.types import GatewayAction
 
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
-from sandbox_kernel.sandboxes.capabilities import refusal
 from sandbox_kernel.sandboxes.islo.api import Api, Unsure
 from sandbox_kernel.suggestions import check_keys
 
 log = logging.getLogger(__name__)
 
-ENFORCED = frozenset({"wildcard", "methods", "path", "rate_limit_rpm", "deny", "default"})
-"""Parts of our rules that a gateway profile has words for."""
+_PARTS = frozenset({"wildcard", "methods", "path", "rate_limit_rpm", "deny", "default"})
+"""Of our rules; a gateway profile has words for them."""
 _ACTIONS = (ALLOW, DENY)
 _LISTED = "the gateway profiles were listed"
 _NO_INTEGRATIONS = GatewayProfileCreateIntegrationPolicy_Custom(keys=[])
@@ -84,9 +84,8 @@ class Profile:
         return cls(**taken)
 
     @classmethod
-    def of(cls, policy: EgressPolicy, sandbox: str) -> Profile:
-        """A policy of ours as a profile that means the same, or SpecRefused."""
-        _check_order(policy, sandbox)
+    def of(cls, policy: EgressPolicy) -> Profile:
+        """The same as a policy that is not ``beyond_own_rules``."""
         rules = tuple(
             Rule(
                 host_pattern=rule.host,
@@ -117,18 +116,19 @@ def _check_action(action: Any, key: str) -> None:
 # --- translation
 
 
-def _check_order(policy: EgressPolicy, sandbox: str) -> None:
+def beyond_own_rules(policy: EgressPolicy) -> str | None:
+    """What of a policy a profile cannot hold exactly, and why; None if it holds all of it."""
+    if beyond := policy.unenforceable(_PARTS):
+        return f"{beyond}: they know names of hosts, methods and paths"
     for number, rule in enumerate(policy.rules):
         for other_number, other in enumerate(policy.rules[:number]):
             same = (rule.action, rule.rate_limit_rpm) == (other.action, other.rate_limit_rpm)
             if not same and _may_overlap(rule, other):
-                raise refusal(
-                    sandbox,
-                    "islo",
-                    f"egress[{number}].action={rule.action!r} beside egress[{other_number}]",
-                    "Both match some requests, and Islo does not say which of two rules comes "
-                    "first. Write rules that exclude each other, or give options.gateway_profile.",
+                return (
+                    f"egress[{number}].action={rule.action!r} beside egress[{other_number}]: both "
+                    f"match some requests, and Islo does not say which of two rules comes first"
                 )
+    return None
 
 
 def _may_overlap(one: EgressRule, other: EgressRule) -> bool:

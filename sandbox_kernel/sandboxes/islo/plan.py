@@ -65,14 +65,16 @@ class SandboxPlan:
     limits: dict[str, str]
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> SandboxPlan:
+    def of(cls, spec: SandboxSpec, *, own_rules: bool) -> SandboxPlan:
+        """``own_rules``: the profile holds ``spec.egress``; else it lets nothing out."""
         options = Options.read(spec.options)
         if options.gateway_profile is not None and (spec.egress.rules or spec.egress):
             raise SpecError(
                 f"Sandbox {spec.name!r} was not created: egress and options.gateway_profile both "
                 f"say what may get out. Give one of them."
             )
-        profile = options.gateway_profile or Profile.of(spec.egress, spec.name)
+        own = Profile.of(spec.egress) if own_rules else Profile()
+        profile = options.gateway_profile or own
         lifecycle: dict[str, Any] = {
             "pause_after_idle": options.pause_after_idle or max(1, math.ceil(spec.lease_seconds)),
             "auto_resume": AutoResumePolicy(options.auto_resume),

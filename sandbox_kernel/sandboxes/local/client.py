@@ -29,6 +29,7 @@ from sandbox_kernel.sandboxes.local.hidden_paths import contains
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.jail_start import Launch
+from sandbox_kernel.sandboxes.local.limits import MIB, Limits
 from sandbox_kernel.sandboxes.local.placeholders import (
     Placeholder,
     make_placeholders,
@@ -36,7 +37,7 @@ from sandbox_kernel.sandboxes.local.placeholders import (
     remove_placeholders,
 )
 from sandbox_kernel.sandboxes.local.shared_folder import check_folder
-from sandbox_kernel.sandboxes.recording_client import RecordingClient
+from sandbox_kernel.sandboxes.recording_client import RecordingClient, in_thread
 from sandbox_kernel.sandboxes.results import Diagnosis
 from sandbox_kernel.sandboxes.unsaved_files import unsaved_in
 from sandbox_kernel.spec import SandboxSpec
@@ -48,13 +49,11 @@ class LocalClient(RecordingClient[LocalHandle]):
     backend = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
         *("memory_mib", "cpus", "processes", "open_files", "disk_mib", "volume", "folder"),
-        *("readable", "python", "egress", "gateway", "byte_exact_streams", "reattach"),
+        *("readable", "python", "egress", "secrets", "gateway", "byte_exact_streams", "reattach"),
         egress_parts=GATEWAY_PARTS,
         notes={
             "image": "The local jail shows the host's own system; choose the interpreter with "
             "python, or use a backend with images.",
-            "secrets": "The local jail has no way to use a secret without showing it; pass what "
-            "the code may know in env.",
         },
     )
     commands_apart: ClassVar[bool] = True
@@ -86,6 +85,15 @@ class LocalClient(RecordingClient[LocalHandle]):
     def _launch(self, spec: SandboxSpec, sandbox_id: str, folders: JailFolders) -> Launch:
         python = environment.describe(spec.python or sys.executable)
         return Launch(spec, sandbox_id, folders, python, self.commands_apart)
+
+    def usual_limit(self, name: str) -> float | None:
+        usual = Limits.of(SandboxSpec())
+        return {
+            "memory_mib": usual.memory // MIB,
+            "cpus": len(os.sched_getaffinity(0)),
+            "processes": usual.processes,
+            "disk_mib": usual.disk // MIB,
+        }.get(name)
 
     def makes_spares(self, spec: SandboxSpec) -> bool:
         """Not with disk space that is set aside, nor for a folder that others use, too."""
@@ -131,7 +139,9 @@ class LocalClient(RecordingClient[LocalHandle]):
     async def remove(self, name: str) -> None:
         await super().remove(name)
         if name in self._made:  # somebody deleted its record
-            await asyncio.shield(self.discard(self._made[name]))
+            record = self._made[name]
+            await asyncio.shield(self.discard(record))
+            await in_thread(self.removed, record)
 
     async def destroy(self, record: Record) -> None:
         await asyncio.to_thread(_destroy, record)
@@ -193,7 +203,8 @@ class LocalClient(RecordingClient[LocalHandle]):
         found = [Diagnosis(True, f"bubblewrap {version} ({bwrap.source}: {bwrap.path})")]
         name = f"doctor-{secrets.token_hex(4)}"
         try:
-            handle = await self.create(SandboxSpec(name=name, start_timeout=30.0))
+            spec = SandboxSpec(name=name, start_timeout=30.0, audit="none")
+            handle = await self.create(spec)
             result = await handle.exec("/bin/sh", ["-c", "exit 0"], timeout=30.0)
             limits = (await handle.info()).limits
         except (OSError, SandboxError) as error:

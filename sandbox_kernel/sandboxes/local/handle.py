@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox_kernel import host_identity
-from sandbox_kernel.errors import ExecFailed, SandboxGone, SandboxTimeout
+from sandbox_kernel.errors import ExecFailed, SandboxError, SandboxGone, SandboxTimeout
+from sandbox_kernel.gateway.tls import extra
 from sandbox_kernel.guest.commands.process_one import STOP_GRACE
 from sandbox_kernel.host_processes import reap
 from sandbox_kernel.records import Record
@@ -23,7 +24,7 @@ from sandbox_kernel.sandboxes.controlled_stream import (
     ControlledStream,
     check_started,
 )
-from sandbox_kernel.sandboxes.local import jail_start, jail_state
+from sandbox_kernel.sandboxes.local import jail_start, jail_state, trusted_bundle
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
@@ -114,6 +115,16 @@ class LocalHandle(RecordedHandle):
 
     async def install_guest(self, zipapp: bytes) -> None:
         """Nothing to do: the jail sees the guest program where it is installed."""
+
+    async def trust(self, certificate: bytes) -> None:
+        """As the surface says; by the system's bundle and Python's, too."""
+        if not self._folders.trust.is_dir():
+            raise SandboxError(
+                f"Sandbox {self.name!r} was made without certificates of its own, so encrypted "
+                f"requests cannot be read for it: the extra 'gateway' ({extra.INSTALL}) was not "
+                f"there. Make a new sandbox."
+            )
+        await asyncio.to_thread(trusted_bundle.add, self._folders.trust, certificate)
 
     # --- its life
 

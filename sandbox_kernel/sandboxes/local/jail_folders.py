@@ -45,6 +45,7 @@ class JailFolders:
     image = property(lambda self: self.base / "disk.img")
     home = property(lambda self: self.disk / "home")
     etc = property(lambda self: self.base / "etc")
+    trust = property(lambda self: self.base / "trust")
     empty = property(lambda self: self.base / "empty")
     log = property(lambda self: self.base / "log")
     state = property(lambda self: self.base / "state")

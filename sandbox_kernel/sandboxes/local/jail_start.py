@@ -25,13 +25,18 @@ from sandbox_kernel.host_processes import ProcessId, adopt, reap
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.async_fd import AsyncFd
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.egress_environment import egress_variables
+from sandbox_kernel.sandboxes.egress_environment import (
+    egress_variables,
+    may_end_tls,
+    with_bundle,
+)
 from sandbox_kernel.sandboxes.local import (
     bubblewrap,
     disk_image,
     low_ports,
     seccomp,
     systemd_scope,
+    trusted_bundle,
 )
 from sandbox_kernel.sandboxes.local.cgroup import Cgroup, cgroups_allowed
 from sandbox_kernel.sandboxes.local.environment import PythonEnvironment
@@ -107,7 +112,11 @@ class Launch:
         self._folders = folders
         self._python = python
         self._limits = Limits.of(spec)
-        self._egress = egress_variables(spec.egress)
+        self._roots: bytes | None = None
+        if may_end_tls(spec.egress):
+            self._egress, self._roots = with_bundle(spec.egress, trusted_bundle.BUNDLE)
+        else:
+            self._egress = egress_variables(spec.egress)
         self._cpus = self._limits.choose_cpus()
         self._guest = compiled_guest(python.base_executable, python.version, _GUEST_FOLDER)
         self._fds: set[int] = set()
@@ -305,9 +314,15 @@ class Launch:
             *(shown, [_identity(source) for source in sources], mounted_in(sources)),
             *(self._hidden(shown), self._environment(), self._guest, self._python),
             *(self._limits, sorted(os.sched_getaffinity(0)), self._commands_apart),
-            *(bubblewrap.find(), cgroups_allowed()),
+            *(bubblewrap.find(), cgroups_allowed(), self._trust_facts()),
         )
         return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
+    def _trust_facts(self) -> object:
+        """Of what it trusts, beside the gateway's authority: whoever uses the jail makes one."""
+        if self._roots is None:
+            return None
+        return self._roots, trusted_bundle.targets(self._python.site_packages)
 
     # --- what the jail sees ---
 
@@ -343,7 +358,13 @@ class Launch:
         ]
         resolver = bool(self._spec.egress)
         identity = write_identity(self._folders.etc, self._spec.name, resolver=resolver)
-        return [*shown, *hidden, *identity, *own]
+        return [*shown, *hidden, *identity, *self._trusted(), *own]
+
+    def _trusted(self) -> list[Bind]:
+        if self._roots is None:
+            return []
+        trusted_bundle.make(self._folders.trust, self._roots)
+        return trusted_bundle.binds(self._folders.trust, self._python.site_packages)
 
     def _workspace(self) -> list[Mount]:
         if self._shared is not None:

@@ -89,7 +89,7 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
 
     backend = "microsandbox"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        *("image", "memory_mib", "cpus", "disk_mib", "egress", "gateway"),
+        *("image", "memory_mib", "cpus", "disk_mib", "egress", "secrets", "gateway"),
         *("byte_exact_streams", "reattach", "pause", "restart", "snapshot", "memory", "fork"),
         notes={
             "processes": _IN_GUEST,
@@ -97,8 +97,6 @@ class MicrosandboxClient(RecordingClient[MicrosandboxHandle]):
             "volume": "No folder of the host is shown to a microVM; copy files in and out.",
             "readable": "No folder of the host is shown to a microVM; copy files in.",
             "python": "The sandbox runs the image's own Python; choose an image.",
-            "secrets": "There is no way yet to use a secret without showing it; pass what the "
-            "code may know in env.",
         },
         # Their network is off: microsandbox's own rules could not be shown to hold.
         egress_parts=GATEWAY_PARTS,

@@ -99,7 +99,8 @@ class MicrosandboxHandle(RecordedHandle):
 
     async def set_up(self) -> None:
         """What a VM needs each time it has booted. Shows, too, that commands run."""
-        result = await self.exec("/bin/sh", scripts.SET_UP, cwd="/", timeout=_COPY_TIMEOUT)
+        set_up = Command(["/bin/sh", *scripts.SET_UP], cwd="/")
+        result = await self.run_command(set_up, timeout=_COPY_TIMEOUT)
         if not result.ok:
             raise ExecFailed(
                 f"Sandbox {self.name!r} could not be set up: {result.output.strip()[-500:]}"
@@ -161,7 +162,8 @@ class MicrosandboxHandle(RecordedHandle):
             return
         if status == "running":
             try:  # the commands are asked to end, which the SDK itself does not
-                await self.exec("/bin/sh", scripts.GOODBYE, cwd="/", timeout=_GOODBYE_TIMEOUT)
+                goodbye = Command(["/bin/sh", *scripts.GOODBYE], cwd="/")
+                await self.run_command(goodbye, timeout=_GOODBYE_TIMEOUT)
             except SandboxError as error:
                 _log.debug("sandbox %s: %s", self.name, error)  # it is ended anyway
         self._note(ended="it was stopped")

@@ -25,11 +25,12 @@ from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.records import Record, Records
 from sandbox_kernel.sandboxes import creation_marker
 from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.hosted import HostedClient, label
 from sandbox_kernel.sandboxes.polling import attempts
 from sandbox_kernel.sandboxes.recording_client import SnapshotKeeper
 from sandbox_kernel.sandboxes.results import Diagnosis
-from sandbox_kernel.sandboxes.superserve import api, request
+from sandbox_kernel.sandboxes.superserve import api, network, request
 from sandbox_kernel.sandboxes.superserve.handle import SuperserveHandle
 from sandbox_kernel.spec import SandboxSpec, check_name
 
@@ -101,14 +102,27 @@ class SuperserveClient(HostedClient[SuperserveHandle]):
         record.id = remote.id
         record.data["active_since"] = time.time()
         await self.save(record)
+        if arguments["network"] == network.OFF:
+            await self._verify_network(record, remote)
         if set_up:
             handle = self.handle(record)
-            result = await handle.exec("mkdir", ["-p", handle.workdir], cwd="/")
+            command = Command(["mkdir", "-p", handle.workdir], cwd="/")
+            result = await handle.run_command(command)
             if not result.ok:
                 raise SandboxError(
                     f"Sandbox {record.name!r} could not be set up: {result.output.strip()[:500]}"
                 )
         await self._remove_doubles(record)
+
+    async def _verify_network(self, record: Record, remote: Any) -> None:
+        """The network that must be off is off, as far as the service tells."""
+        with api.translating(f"Sandbox {record.name!r} was not created"):
+            told = (await remote.get_info()).network
+        if not network.is_off(told):
+            raise SandboxError(
+                f"Sandbox {record.name!r} was not created: its network could not be switched off. "
+                f"Superserve says that its rules are {told.model_dump() if told else None}."
+            )
 
     async def _ask_for_one(self, record: Record, arguments: dict[str, Any]) -> Any:
         """The SDK's object of the one sandbox that the request makes."""

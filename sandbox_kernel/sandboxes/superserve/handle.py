@@ -201,7 +201,8 @@ class SuperserveHandle(HostedHandle):
         try:
             await self._unpack(target, path=path)
         finally:
-            await self.exec("rm", ["-f", path], cwd="/", timeout=_TRANSFER_TIMEOUT)
+            delete = Command(["rm", "-f", path], cwd="/")
+            await self.run_command(delete, timeout=_TRANSFER_TIMEOUT)
 
     async def write_file(self, path: str, content: bytes) -> None:
         async with self._transfer(path, "written"):
@@ -353,7 +354,8 @@ class SuperserveHandle(HostedHandle):
             text = self._noted("log")
         else:
             script = f"tail -c {_LOG_TAIL} {LOG} 2>/dev/null || true"
-            text = (await self.exec("/bin/sh", ["-c", script], cwd="/", timeout=60)).stdout
+            command = Command(["/bin/sh", "-c", script], cwd="/")
+            text = (await self.run_command(command, timeout=60)).stdout
         return last_lines(text, tail)
 
     async def info(self) -> SandboxInfo:

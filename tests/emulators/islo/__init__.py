@@ -9,6 +9,6 @@ Followed is the SDK's own source, which is generated from the service's OpenAPI 
 behind each route names the method. What it does not say is marked "assumed".
 
 Not emulated: images other than their names, sizes (but for the disk), snapshots, sessions, shares,
-environments, and the network of a sandbox (the jails have none; profiles are checked and kept, and
-``state.decide`` says what they would let out).
+environments, and name servers in the network of a sandbox (``outside.py`` has the rest of it, and
+``state.decide`` says what a profile lets out).
 """

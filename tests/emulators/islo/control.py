@@ -80,6 +80,8 @@ class ControlPlane:
         asked = request.json()
         if any(p.request["name"] == asked["name"] for p in self._service.profiles.values()):
             raise Refused(409, "INVALID_REQUEST", "the name is taken")
+        if self._service.settings.keep_network:
+            asked = {**asked, "internet_enabled": True}
         profile = Profile(asked)
         self._service.profiles[profile.id] = profile
         self._service.order.append(f"+profile {asked['name']}")

@@ -16,6 +16,7 @@ from sandbox_kernel.errors import ExecFailed, SandboxError
 from sandbox_kernel.sandboxes.base import ExecStream
 
 from ..jails import Jail
+from ..outside import Decide
 from ..service import Refused, when
 
 TICK = 0.1
@@ -38,6 +39,10 @@ class Settings:
     """Bytes of a request other than an upload."""
     max_result: int = 64 * 1024
     """Bytes of output that the result of a command keeps."""
+    keep_network: bool = False
+    """New profiles let everything past the gateway, whatever is asked for."""
+    root: bool = True
+    """Whether commands run as root of their machine."""
     token_seconds: int = 600
     fail_create: bool = False
     """New sandboxes become ``failed``."""
@@ -141,6 +146,22 @@ def decide(
     return str(profile["default_action"])
 
 
+def _network(profile: Profile | None) -> Decide | None:
+    """What a sandbox with this profile reaches. Without one, everything (docs: gateways)."""
+    if profile is None or profile.as_json()["internet_enabled"]:
+        return lambda *_: True
+    plain = profile.as_json()
+    if plain["default_action"] == "deny" and all(r["action"] == "deny" for r in plain["rules"]):
+        return None
+
+    def reaches(address: str, name: str, method: str, path: str) -> bool:
+        orders = (True, False)
+        actions = [decide(plain, name or address, method, path, low_first=o) for o in orders]
+        return set(actions) == {"allow"}
+
+    return reaches
+
+
 class Service:
     """All that the emulated service knows."""
 
@@ -193,7 +214,14 @@ class Service:
             return
         env = {k: v for k, v in (sandbox.request.get("env") or {}).items() if v is not None}
         disk = sandbox.request.get("disk_gb")
-        jail = await Jail.create(f"vm-{secrets.token_hex(6)}", env, disk and disk * 1024)
+        profile = self.profiles.get(sandbox.request.get("gateway_profile") or "")
+        jail = await Jail.create(
+            f"vm-{secrets.token_hex(6)}",
+            env,
+            disk and disk * 1024,
+            network=_network(profile),
+            root=self.settings.root,
+        )
         if sandbox.files is not None:
             await jail.fill(sandbox.files)
         if sandbox.status not in ("starting", "resuming"):

@@ -8,6 +8,7 @@ Followed are the SDK's source, the service's published OpenAPI document and its 
 (lifecycle, networking, command sessions, create). What none of them says is marked "assumed".
 
 Not emulated: memory in snapshots (a sandbox made from one has the files, and no process), templates
-other than their names, the network of a sandbox (the jails have none; rules are checked and kept),
-preview ports, desktops, and ``/exec`` and ``/exec/stream``, which sandbox-kernel does not use.
+other than their names, name servers in the network of a sandbox and changes of its rules (for the
+rest of it see ``outside.py``), preview ports, desktops, and ``/exec`` and ``/exec/stream``, which
+sandbox-kernel does not use.
 """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
+import functools
+import ipaddress
 import secrets
 import shutil
 import time
@@ -30,6 +33,10 @@ class Settings:
     rate: float = 0.0
     """Bytes a second of output; 0: no limit."""
     max_active: int = 100
+    keep_network: bool = False
+    """New sandboxes have the whole network, whatever rules they are asked for with."""
+    root: bool = True
+    """Whether commands run as root of their machine."""
 
 
 @dataclass
@@ -101,6 +108,25 @@ class Snapshot:
         }
 
 
+def _is_open(network: Mapping[str, Any]) -> bool:
+    return bool(network.get("allow_out")) or "0.0.0.0/0" not in (network.get("deny_out") or ())
+
+
+def _reaches(network: Mapping[str, Any], address: str, name: str, method: str, path: str) -> bool:
+    """What is allowed, by name or address, wins over what is denied (docs: networking)."""
+    for pattern in network.get("allow_out") or ():
+        if fnmatch.fnmatchcase(name, pattern) or _contains(pattern, address):
+            return True
+    return not any(_contains(denied, address) for denied in network.get("deny_out") or ())
+
+
+def _contains(pattern: str, address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(pattern)
+    except ValueError:
+        return False  # it is a name
+
+
 class Service:
     """All that the emulated service knows."""
 
@@ -135,7 +161,12 @@ class Service:
         env = {**(request.get("env_vars") or {})}
         for key, name in (request.get("secrets") or {}).items():
             env[key] = f"proxy-token-for-{name}"
-        jail = await Jail.create(f"vm-{secrets.token_hex(6)}", env)
+        if self.settings.keep_network:
+            request = {**request, "network": None}
+        network = request.get("network") or {}
+        decide = functools.partial(_reaches, network) if _is_open(network) else None
+        name, root = f"vm-{secrets.token_hex(6)}", self.settings.root
+        jail = await Jail.create(name, env, network=decide, root=root)
         if source is not None:
             await jail.fill(source.folder)
         sandbox = Sandbox(dict(request), jail)

@@ -1,0 +1,115 @@
+"""Which cell ran when something left the sandbox, for the audit.
+
+Nobody but the kernel knows which cell runs, and the kernel is the guest's: what is here is marked
+as told by it. ``jupyter.cell_listener`` hears the kernel's messages, and the server's extension
+knows the ids that the browser gives to its cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox_kernel.audit import Event, Sink
+
+LATE = 0.2
+"""Seconds that the kernel's word about a cell may come after what the cell does."""
+_MOST_CELLS, _MOST_IDS, _MOST_WAITING = 64, 256, 256
+_MOST_TEXT = 200
+
+
+@dataclass
+class _Cell:
+    began: float
+    ended: float | None = None
+    count: int | None = None
+
+
+class Cells:
+    """The latest cells of one kernel, and the sink of its gateway. Lives on the background loop,
+    but for ``name``."""
+
+    def __init__(self, write: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        self.heard = False
+        """Somebody hears the kernel's messages."""
+        self.notebook = ""
+        """The path of the kernel's notebook, if that is known."""
+        self._write = write
+        self._clock = clock
+        self._cells: OrderedDict[str, _Cell] = OrderedDict()
+        self._ids: OrderedDict[str, str] = OrderedDict()
+        self._waiting: list[tuple[Event, float, float]] = []
+
+    # --- what is told
+
+    def began(self, request: str, count: object = None) -> None:
+        """A cell runs; ``request`` is the id of the message that asked for it."""
+        request = request[:_MOST_TEXT]
+        cell = self._cells.get(request)
+        if cell is None:
+            cell = self._cells[request] = _Cell(self._clock())
+            if len(self._cells) > _MOST_CELLS:
+                self._cells.popitem(last=False)
+        if type(count) is int and 0 <= count < 2**31:
+            cell.count = count
+            self._write_waiting(late=False)
+
+    def ended(self, request: str) -> None:
+        cell = self._cells.get(request[:_MOST_TEXT])
+        if cell is not None and cell.ended is None:
+            cell.ended = self._clock()
+
+    def name(self, request: str, cell_id: str) -> None:
+        """The browser's id of the cell that a request is about. From any thread."""
+        self._ids[request[:_MOST_TEXT]] = cell_id[:_MOST_TEXT]
+        while len(self._ids) > _MOST_IDS:
+            self._ids.popitem(last=False)
+
+    # --- what is asked
+
+    def __call__(self, event: Event) -> None:
+        """Write an event that is just over, with the cell that ran when it began, if any. Waits a
+        moment for the kernel's word."""
+        now = self._clock()
+        start = now - float(event.get("seconds") or 0.0)
+        cell = self._at(start, now)
+        if cell or not self.heard or len(self._waiting) >= _MOST_WAITING:
+            return self._write_one(event, cell)
+        self._waiting.append((event, start, now))
+        asyncio.get_running_loop().call_later(LATE, self._write_waiting)
+
+    def flush(self) -> None:
+        """Write what still waits."""
+        waiting, self._waiting = self._waiting, []
+        for event, start, end in waiting:
+            self._write_one(event, self._at(start, end + LATE))
+
+    def _write_waiting(self, *, late: bool = True) -> None:
+        now, waiting, self._waiting = self._clock(), self._waiting, []
+        for event, start, end in waiting:
+            cell = self._at(start, end + LATE)
+            if cell or (late and now - end >= 0.9 * LATE):
+                self._write_one(event, cell)
+            else:
+                self._waiting.append((event, start, end))
+
+    def _at(self, start: float, end: float) -> dict[str, Any] | None:
+        """The cell that ran at ``start``, the latest of several; else the first until ``end``."""
+        found = ""
+        for request, cell in self._cells.items():
+            if cell.ended is not None and cell.ended < start:
+                continue
+            if cell.began <= start or (not found and cell.began <= end):
+                found = request
+        if not found or self._cells[found].count is None:
+            return None  # its number comes in a moment
+        told = {"told_by": "guest", "execution_count": self._cells[found].count}
+        return {**told, "id": self._ids[found]} if found in self._ids else told
+
+    def _write_one(self, event: Event, cell: dict[str, Any] | None) -> None:
+        notebook = {"notebook": self.notebook} if self.notebook else {}
+        self._write({**event, **notebook, **({"cell": cell} if cell else {})})
