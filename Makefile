@@ -68,6 +68,16 @@ $(VENV)/.programs: $(VENV)/.test
 	  echo "These are missing for the tests:$$missing"; exit 1; }
 	@touch $@
 
+# mitmproxy pins its packages, so it has an environment of its own.
+$(VENV)/.bench: $(VENV)/.test
+	@echo "Installing proxies to compare with ..."
+	@$(PYTHON) -m venv .venv-mitmproxy
+	@.venv-mitmproxy/bin/python -m pip --disable-pip-version-check --quiet --quiet install 'mitmproxy>=10'
+	@command -v tinyproxy >/dev/null && command -v curl >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y tinyproxy-bin curl >/dev/null; } || \
+	  echo "tinyproxy or curl is not installed; the benchmark of ways out says what it lacks."
+	@touch $@
+
 # --- see it work -----------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo  ## run notebooks/quickstart.ipynb in a sandbox and show its output
@@ -138,9 +148,10 @@ format: $(VENV)/.test  ## format the sources with ruff
 	@$(PY) -m ruff check --quiet --fix .
 	@$(PY) -m ruff format --quiet .
 
-bench: $(VENV)/.test  ## measure round trips, throughput and start-up against a plain local kernel
+bench: $(VENV)/.bench  ## measure round trips, throughput and start-up against a plain local kernel
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks workspace
+	@$(PY) -m benchmarks egress
 
 # --- tidy up ---------------------------------------------------------------------------------------
 
@@ -149,4 +160,4 @@ clean:  ## remove files that tests and builds leave behind
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the virtual environments
-	@rm -rf $(VENV) .venv-3.* .venv-oldest .microvm
+	@rm -rf $(VENV) .venv-3.* .venv-oldest .venv-mitmproxy .microvm

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -260,7 +260,7 @@ class EgressPolicy:
         if not isinstance(value, (list, tuple)):
             raise SpecError(f"egress takes a list of hosts and rules, not {value!r}.")
         default, rules = DENY, []
-        for item in value:
+        for item in _lines(value):
             if isinstance(item, str) and item.startswith("default="):
                 default = item.removeprefix("default=")
             elif isinstance(item, str) and item.lstrip()[:1] == "{":
@@ -280,8 +280,23 @@ class EgressPolicy:
         return cls.read(value)
 
 
+def _lines(items: Iterable[Any]) -> Iterator[Any]:
+    """An item may be a policy file's text, from a command line."""
+    for item in items:
+        if isinstance(item, str) and "\n" in item and item.lstrip()[:1] not in ("[", "{"):
+            yield from _words(item)
+        else:
+            yield item
+
+
 def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[,\s]+", text) if word]
+    """Words between spaces and commas. As in a policy file, # begins a comment, and a rule as JSON
+    has a line for itself."""
+    words: list[str] = []
+    for line in text.splitlines():
+        plain = line.partition("#")[0].strip()
+        words += [plain] if plain[:1] == "{" else re.split(r"[,\s]+", plain)
+    return [word for word in words if word]
 
 
 def _parsed(text: str) -> Any:
@@ -298,6 +313,8 @@ def _rule(item: Any) -> EgressRule:
     if isinstance(item, EgressRule):
         return item
     if isinstance(item, str):
+        if _network(item.removeprefix("!")) is not None:  # its colons begin no port
+            return EgressRule(item.removeprefix("!"), DENY if item.startswith("!") else ALLOW)
         found = _SHORT.fullmatch(item)
         if found is None:
             raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")

@@ -202,7 +202,8 @@ def read_secrets(value: Any) -> tuple[SecretDeclaration, ...]:
 
 def unreachable(secrets: Iterable[SecretDeclaration], policy: EgressPolicy) -> str | None:
     """What is wrong if no rule can permit a host that a secret is bound to: a secret opens no way
-    out. Presets are not looked into."""
+    out. Presets are not looked into. A notebook's own rules may leave the host out."""
+    policy = policy.levels[-1]
     if any(rule.is_preset for rule in policy.rules):
         return None
     for secret in secrets:
@@ -226,7 +227,7 @@ def _permits_some(policy: EgressPolicy, host: str, port: int) -> bool:
         return policy.default == ALLOW
     for rule in policy.rules:
         wide = rule.host == "*" or rule.concerns(host.replace("*", "x", 1), port)
-        if rule.action == ALLOW and (wide or ("." + rule.host).endswith(host[1:])):
+        if rule.action == ALLOW and (wide or rule.host.endswith(host[1:])):
             return True
         if wide and not rule.is_partial:
             return False

@@ -193,6 +193,9 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+WORDS = ValueKind(_words, "NAME", several=True)
+
+
 def _path(value: Any) -> str | None:
     given = _text(value)
     if given is not None and not os.path.isabs(given):

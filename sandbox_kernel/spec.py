@@ -29,6 +29,7 @@ from sandbox_kernel.settings import (
     PATHS,
     PROGRAM,
     TEXT,
+    WORDS,
     Setting,
     ValueKind,
     changed_fields,
@@ -49,6 +50,8 @@ NOTEBOOK = ".ipynb"
 """How the path of a notebook ends. Where a workspace's name may stand, so may such a path."""
 FILES = ("copy", "mount-ro", "mount")
 """Values of ``files`` with which the sandbox sees the notebook's folder."""
+NOTEBOOK_SETTINGS = ("egress", "memory_mib", "cpus", "processes", "disk_mib", "files")
+"""Settings that a notebook's own metadata can narrow."""
 FORMER_VOLUME = "workspace"
 """What ``volume`` was called in earlier specs, records and launchers."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -85,6 +88,13 @@ def _upload(value: Any) -> str | tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(glob, str) for glob in value):
         return value[0] if value in (["none"], ["folder"]) else tuple(value)
     raise ValueError(f"is 'none', 'folder' or a list of globs, not {value!r}")
+
+
+def _notebook_settings(value: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = WORDS.read(value)
+    if wrong := sorted(set(names) - set(NOTEBOOK_SETTINGS)):
+        raise ValueError(f"takes {', '.join(NOTEBOOK_SETTINGS)}, not {wrong[0]!r}")
+    return names
 
 
 _enforced = partial(setting, needs=ITSELF)
@@ -299,6 +309,11 @@ class KernelConfiguration:
         False,
         "with mirror: move files that it made, and that were deleted since, to a trash folder",
         BOOLEAN,
+    )
+    notebook_may_widen: tuple[str, ...] = _for_notebooks(
+        (),
+        "settings of which a notebook's own metadata may ask for more than the kernel is given",
+        WORDS._replace(read=_notebook_settings),
     )
     named: bool = False
     """The user has chosen the sandbox's name."""

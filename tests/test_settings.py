@@ -46,7 +46,7 @@ def test_every_setting_is_a_variable(name: str) -> None:
     values = {"backend": "islo", "guest_transport": "tcp", "egress": "a.example", "options": "{}"}
     values |= {"python": "/bin/python", "readable": "/opt", "env": "A=1", "labels": "a=b"}
     values |= {"files": "mount-ro", "folder": "/project", "audit": "none"}
-    values |= {"secrets": "KEY@a.example"}
+    values |= {"notebook_may_widen": "egress", "secrets": "KEY@a.example"}
     booleans = [n for n, s in SETTINGS.items() if isinstance(s.default, bool)]
     value = values.get(name, "yes" if name in booleans else "200")
     variable = {SETTINGS[name].variable: value}

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 Event = dict[str, Any]
 Sink = Callable[[Event], object]
 
+SUFFIX = ".jsonl"
 MAX_BYTES = 8 * 1024 * 1024
 KEPT = 4
 """Rotated files beside the present one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import json
 import os
@@ -11,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sandbox_kernel.audit.event_log import Event, numbered
+from sandbox_kernel.audit.event_log import SUFFIX, Event, numbered
 
-SUFFIX = ".jsonl"
 _MOST_ROTATED = 99
+_BLOCK = 16 * 1024
 
 
 def is_denied(event: Event) -> bool:
@@ -28,19 +27,70 @@ def read(
     """The events of an audit, oldest first, with those of its rotated files. Lines that are none,
     such as one that is being written, are left out."""
     path = Path(path)
-    numbers = [n for n in range(1, _MOST_ROTATED) if numbered(path, n).exists()]
-    for file in (*(numbered(path, n) for n in reversed(numbers)), path):
-        with contextlib.suppress(FileNotFoundError), open(file, "rb") as lines:
-            for line in lines:
-                event = _event(line)
-                if event is not None and _is_wanted(event, since, denied):
-                    yield event
+    for place in _files(path):
+        for line in _lines(path, place):
+            event = _event(line)
+            if event is not None and _is_wanted(event, since, denied):
+                yield event
+
+
+@dataclass
+class _Place:
+    """How far a file was read. It may get another name at any time: its audit is rotated."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+def _present(path: Path) -> Iterator[tuple[Path, int]]:
+    """The files of an audit and their inodes, newest first. While it is rotated, one is missing."""
+    missing = 0
+    for number in range(_MOST_ROTATED):
+        found = _stat(numbered(path, number))
+        if found is not None:
+            yield numbered(path, number), found.st_ino
+        else:
+            missing += 1
+            if missing > 1:
+                return
+
+
+def _files(path: Path) -> list[_Place]:
+    """The files of an audit, oldest first."""
+    return [_Place(inode) for _, inode in _present(path)][::-1]
+
+
+def _lines(path: Path, place: _Place) -> Iterator[bytes]:
+    """The whole lines of a file from a place on, which moves on with them. The file is not kept
+    open between two blocks: there may be thousands of audits. None if it is gone."""
+    while True:
+        try:
+            with open(_now_at(path, place.inode), "rb") as file:
+                if os.fstat(file.fileno()).st_ino != place.inode:
+                    continue  # rotated just now
+                file.seek(place.offset)
+                block = file.read(_BLOCK) + file.readline()
+        except FileNotFoundError:
+            return
+        whole = block[: block.rfind(b"\n") + 1]
+        if not whole:
+            return
+        place.offset += len(whole)
+        yield from whole.splitlines()
+
+
+def _now_at(path: Path, inode: int) -> Path:
+    """Where a file of an audit is now. FileNotFoundError if it is gone."""
+    for place, found in _present(path):
+        if found == inode:
+            return place
+    raise FileNotFoundError(path)
 
 
 def merged(
     paths: Iterable[Path], *, since: datetime | None = None, denied: bool = False
 ) -> Iterator[Event]:
-    """The events of several audits, oldest first. Holds one event of each in memory."""
+    """The events of several audits, oldest first. Holds little of each in memory."""
     streams = [read(path, since=since, denied=denied) for path in paths]
     return heapq.merge(*streams, key=lambda event: str(event.get("time", "")))
 
@@ -52,14 +102,6 @@ def audits(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     return sorted(folder / name for name in names if name.endswith(SUFFIX))
-
-
-@dataclass
-class _Place:
-    """How far a file was read."""
-
-    inode: int = 0
-    offset: int = 0
 
 
 class Follower:
@@ -82,43 +124,22 @@ class Follower:
             events += self._new_in(path, self._places.setdefault(path, _Place()))
         return sorted(events, key=lambda event: str(event.get("time", "")))
 
-    def _new_in(self, path: Path, place: _Place) -> Iterator[Event]:
-        found = _stat(path)
-        if found is None:
-            return
-        if place.inode and found.st_ino != place.inode:
-            yield from self._rest_of_rotated(path, place)
-        if found.st_ino != place.inode:
-            place.inode, place.offset = found.st_ino, 0
-        yield from _events_from(path, place)
-
     @staticmethod
-    def _rest_of_rotated(path: Path, place: _Place) -> Iterator[Event]:
-        """What was appended to the file before it got another name, and to those that followed."""
-        rotated = [(n, _stat(numbered(path, n))) for n in range(1, _MOST_ROTATED)]
-        inodes = {n: found.st_ino for n, found in rotated if found is not None}
-        last = next(
-            (n for n, inode in inodes.items() if inode == place.inode), max(inodes, default=0)
-        )
-        for number in range(last, 0, -1):
-            inode = inodes.get(number, 0)
-            there = _Place(inode, place.offset if inode == place.inode else 0)
-            yield from _events_from(numbered(path, number), there)
-
-
-def _events_from(path: Path, place: _Place) -> Iterator[Event]:
-    """The events from a place to the file's last whole line; the place moves on."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_ino != place.inode:
-            return  # rotated just now: the next call finds it
-        file.seek(place.offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            place.offset += len(line)
-            event = _event(line)
-            if event is not None:
-                yield event
+    def _new_in(path: Path, last: _Place) -> Iterator[Event]:
+        """From the place of the last look on, in that file and those that came after it."""
+        found = _stat(path)
+        if found is not None and (found.st_ino, found.st_size) == (last.inode, last.offset):
+            return
+        files = _files(path)
+        known = next((n for n, one in enumerate(files) if one.inode == last.inode), None)
+        if known is not None:
+            files = [last, *files[known + 1 :]]
+        for place in files:
+            for line in _lines(path, place):
+                event = _event(line)
+                if event is not None:
+                    yield event
+            last.inode, last.offset = place.inode, place.offset
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -131,7 +152,7 @@ def _stat(path: Path) -> os.stat_result | None:
 def _event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandbox_kernel.audit.event_log import AuditLog, Event, now, numbered
-from sandbox_kernel.audit.reading import SUFFIX
+from sandbox_kernel.audit.event_log import SUFFIX, AuditLog, Event, now, numbered
 from sandbox_kernel.paths import data_dir, private_dir
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_kernel.audit.reading import SUFFIX
+from sandbox_kernel.audit.event_log import SUFFIX
 
 MOST_DAYS = 90
 MOST_BYTES = 512 * 1024 * 1024

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,10 @@ CONNECT_TIMEOUT = 20.0
 READ_LIMIT = 256 * 1024
 """What a connection's reader keeps before it stops reading; also the size of large reads."""
 _MOST_ADDRESSES = 8
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 _RESOLVERS = 8
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 6}
+"""Seconds without data until the first question, seconds between questions, and how many."""
 
 LOOPBACK, OWN, METADATA, PRIVATE = "loopback", "this machine's own", "metadata", "private"
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -171,23 +175,26 @@ class Dialler:
         connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         self.private_names = private_names
-        self._resolve = resolve or resolve_with_system
+        self._resolve = resolve or SystemResolver()
         self._is_own = is_own
         self._resolve_timeout = resolve_timeout
         self._connect_timeout = connect_timeout
 
     async def dial(
-        self, target: Target, rule: EgressRule | None
+        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the target, which ``rule`` allowed. Refusal: 403 if its address may not
-        be dialled, 502 if it cannot be reached, 504 if that takes too long."""
-        return await self._connect(target, await self.checked_addresses(target, rule))
+        """A connection to the target, which ``rule`` and those of ``outer`` allowed. Refusal: 403
+        if its address may not be dialled, 502 if it cannot be reached, 504 if that takes too
+        long."""
+        return await self._connect(target, await self.checked_addresses(target, rule, *outer))
 
-    async def checked_addresses(self, target: Target, rule: EgressRule | None) -> list[Address]:
+    async def checked_addresses(
+        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
+    ) -> list[Address]:
         """The addresses of a target that may be dialled, at least one. Refusal."""
         found = [target.address] if target.address else await self._addresses(target)
         kinds = {
-            address: may_dial(address, target, rule, self.private_names, self._is_own)
+            address: self._why_not(address, target, (rule, *outer))
             for address in found[:_MOST_ADDRESSES]
         }
         allowed = [address for address, kind in kinds.items() if kind is None]
@@ -201,6 +208,13 @@ class Dialler:
             )
         return allowed
 
+    def _why_not(
+        self, address: Address, target: Target, rules: Collection[EgressRule | None]
+    ) -> str | None:
+        """None if the address may be dialled by all of these rules."""
+        kinds = (may_dial(address, target, r, self.private_names, self._is_own) for r in rules)
+        return next((kind for kind in kinds if kind is not None), None)
+
     async def _addresses(self, target: Target) -> Sequence[Address]:
         try:
             async with asyncio.timeout(self._resolve_timeout):
@@ -209,7 +223,7 @@ class Dialler:
             raise Refusal(504, f"no answer from DNS for {target.host}") from None
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            raise Refusal(502, f"{target.host} cannot be resolved: {why}") from None
+            raise Refusal(502, f"{target.host} cannot be resolved: {why}{_proxy_note()}") from None
         if not found:
             raise Refusal(502, f"{target.host} has no address")
         return found
@@ -225,14 +239,25 @@ class Dialler:
             share = max(0.0, end - loop.time()) / (len(addresses) - tried)
             try:
                 async with asyncio.timeout(share):
-                    return await asyncio.open_connection(
+                    reader, writer = await asyncio.open_connection(
                         str(address), target.port, limit=READ_LIMIT
                     )
+                _keep_alive(writer)
+                return reader, writer
             except OSError as error:  # TimeoutError is one
                 failure = error
         if isinstance(failure, TimeoutError):
-            raise Refusal(504, f"{target} did not answer within {self._connect_timeout:g} s")
-        raise Refusal(502, f"{target} cannot be reached: {failure.strerror or failure}")
+            seconds = f"{self._connect_timeout:g} s"
+            raise Refusal(504, f"{target} did not answer within {seconds}{_proxy_note()}")
+        why = failure.strerror or str(failure)
+        raise Refusal(502, f"{target} cannot be reached: {why}{_proxy_note()}")
+
+
+def _proxy_note() -> str:
+    """A reason that the owner of this machine may not think of. Behind a proxy it would be the
+    proxy that resolves names, so nothing could be said about the address that is dialled."""
+    name = next((name for name in _PROXIES if os.environ.get(name)), None)
+    return f" (the gateway does not use this machine's {name})" if name else ""
 
 
 def _article(kind: str | None) -> str:
@@ -241,15 +266,24 @@ def _article(kind: str | None) -> str:
     return f"an {kind}" if str(kind)[0] in "aeiou" else f"a {kind}"
 
 
-@functools.cache
-def _resolvers() -> ThreadPoolExecutor:
-    # Slow lookups of a sandbox must not take the loop's own threads from others.
-    return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="gateway-resolver")
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Let TCP find out whether the server is still there, when nothing moves for long."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-async def resolve_with_system(name: str, port: int) -> Sequence[Address]:
-    """The addresses of a name, as the system's resolver gives them."""
-    look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_resolvers(), look_up)
-    texts = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)
-    return [ipaddress.ip_address(text) for text in texts]
+class SystemResolver:
+    """The system's resolver, with threads of its own: a lookup may take long, and those of one
+    sandbox must not keep others waiting."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="gateway-resolver")
+
+    async def __call__(self, name: str, port: int) -> Sequence[Address]:
+        look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        texts = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)
+        return [ipaddress.ip_address(text) for text in texts]

@@ -11,16 +11,19 @@ from sandbox_kernel.gateway.relay import Wire, Writer
 
 _LINGER = 2.0
 _MOST_DISCARDED = 1 << 20
+_UNREAD = 600.0
+"""Seconds that a peer may take to read what was sent to it."""
 
 
-async def close(writer: Writer, seconds: float = 5.0) -> None:
-    """Send what is still to be sent, and close; give up after a while. Never raises."""
+async def close(writer: Writer, seconds: float = _UNREAD) -> None:
+    """Send what is still to be sent, and close; reset if the peer does not take it. Raises
+    nothing."""
     try:
         async with asyncio.timeout(seconds):
             writer.close()
             await writer.wait_closed()
     except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
-        writer.transport.abort()
+        reset(writer)
 
 
 async def close_after_answer(wire: Wire) -> None:
@@ -38,7 +41,8 @@ async def close_after_answer(wire: Wire) -> None:
 
 
 def reset(writer: Writer) -> None:
-    """End a connection at once: a client sees a reset, not an orderly end."""
+    """End a connection at once: a client sees a reset, not an orderly end, which could be taken for
+    the end of what it is reading."""
     found = writer.get_extra_info("socket")
     if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):

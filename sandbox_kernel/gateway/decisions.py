@@ -10,8 +10,9 @@ addresses, not by ``*`` or a default, because rules for names would otherwise me
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
@@ -39,6 +40,9 @@ class Decision:
     """What an HTTP client is told if this denies."""
     wait: int = 0
     """Seconds after which the same request would be allowed; 0: never."""
+    outer: tuple[EgressRule | None, ...] = ()
+    """What decided in the other sets of rules, if there are several. An address that is not public
+    must be named by all of them."""
 
     @property
     def allowed(self) -> bool:
@@ -53,9 +57,11 @@ class Decision:
         return Refusal(self.status, self.denial(target), wait=self.wait)
 
 
-def judge_connection(policy: EgressPolicy, target: Target) -> Decision:
-    """The decision for a connection of which only the target is known."""
-    return strictest(connection_decisions(policy, target))
+def judge_connection(
+    policy: EgressPolicy, target: Target, why_unread: str = NEEDS_EXTRA
+) -> Decision:
+    """The decision for a connection of which only the target is known, and why nothing else is."""
+    return strictest(connection_decisions(policy, target, why_unread))
 
 
 def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) -> Decision:
@@ -80,8 +86,10 @@ def request_decisions(
 
 
 def strictest(levels: Sequence[Decision]) -> Decision:
-    """The first that denies; if none does, the first."""
-    return next((decision for decision in levels if not decision.allowed), levels[0])
+    """The first that denies; if none does, the first, with the rules of the others."""
+    inner, *outer = levels
+    allowed = replace(inner, outer=tuple(decision.rule for decision in outer))
+    return next((decision for decision in levels if not decision.allowed), allowed)
 
 
 def _named(policy: EgressPolicy, levels: list[Decision]) -> list[Decision]:
@@ -133,27 +141,6 @@ def judge_some(policy: EgressPolicy, target: Target) -> Decision:
     return strictest(_named(policy, [_judge_some(level, target) for level in policy.levels]))
 
 
-def reads_requests(policy: EgressPolicy, target: Target) -> bool:
-    """Whether a rule that counts for this target looks at single requests."""
-    first = [_first(level, target) for level in policy.levels]
-    return any(rule is not None and rule.counts_requests for rule in first)
-
-
-def is_partial(policy: EgressPolicy, target: Target) -> bool:
-    """Whether requests to the target differ by method or path, so that one must read them."""
-    return any(rule and rule.is_partial for rule in (_first(p, target) for p in policy.levels))
-
-
-def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
-    """Whether some request to the target can be allowed."""
-    return judge_some(policy, target).allowed
-
-
-def _first(policy: EgressPolicy, target: Target) -> EgressRule | None:
-    """The first rule for the target. If it is not partial, it decides everything."""
-    return next((r for r in policy.rules if r.concerns(target.host, target.port)), None)
-
-
 def _judge_some(policy: EgressPolicy, target: Target) -> Decision:
     for number, rule in enumerate(policy.rules, 1):
         if rule.concerns(target.host, target.port):
@@ -162,6 +149,29 @@ def _judge_some(policy: EgressPolicy, target: Target) -> Decision:
             if not rule.is_partial:
                 return _decided(policy, target, number, rule)
     return _decided(policy, target, None, None)
+
+
+def reads_requests(policy: EgressPolicy, target: Target) -> bool:
+    """Whether a rule that counts for this target looks at single requests."""
+    return any(rule.counts_requests for rule in _counting(policy, target))
+
+
+def is_partial(policy: EgressPolicy, target: Target) -> bool:
+    """Whether requests to the target differ by method or path, so that one must read them."""
+    return any(rule.is_partial for rule in _counting(policy, target))
+
+
+def _counting(policy: EgressPolicy, target: Target) -> Iterator[EgressRule]:
+    """The first rule of each level that is about this target: it is about all requests to it, or
+    they must be read."""
+    for level in policy.levels:
+        concerned = (rule for rule in level.rules if rule.concerns(target.host, target.port))
+        yield from itertools.islice(concerned, 1)
+
+
+def may_allow_some(policy: EgressPolicy, target: Target) -> bool:
+    """Whether some request to the target can be allowed."""
+    return judge_some(policy, target).allowed
 
 
 def ports_for(policy: EgressPolicy, name: str) -> tuple[int, ...]:

@@ -233,7 +233,7 @@ class Gateway:
                     return
             why_unread = UNREADABLE if reads else NEEDS_EXTRA
             _decide(passage, target, self._service.gate.connection(target, why_unread=why_unread))
-            async with Watch(self._service.limits.idle) as watch:
+            async with Watch(self._service.limits.opaque) as watch:
                 with self._service.under_way(passage, watch):
                     if server is None:
                         server = await self._service.dial(passage)

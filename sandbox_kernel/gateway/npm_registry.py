@@ -13,7 +13,8 @@ from sandbox_kernel.gateway.presets import Source, is_web
 
 _TIMEOUT = 30.0
 _VARIABLES = ("NPM_CONFIG_REGISTRY", "npm_config_registry")
-_LINE = re.compile(r"^\s*(?:@[^:\s]+:)?registry\s*=\s*[\"']?([^\"'\s;#]+)", re.MULTILINE)
+_PUBLIC = "https://registry.npmjs.org/"
+_LINE = re.compile(r"^\s*(@[^:\s]+:)?registry\s*=\s*[\"']?([^\"'\s;#]+)", re.MULTILINE)
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -21,26 +22,30 @@ def read() -> Source:
     """The host of npm's registry, and those of scopes with a registry of their own. SpecError if
     npm is neither configured nor installed."""
     source = Source()
-    configured = [os.environ[name] for name in _VARIABLES if os.environ.get(name)][:1]
+    configured = [("", os.environ[name]) for name in _VARIABLES if os.environ.get(name)][:1]
     configured += _configured_in(Path.home() / ".npmrc")
-    for url in filter(is_web, configured):
-        plain = source.add(url)
-        source.env.setdefault("NPM_CONFIG_REGISTRY", plain)
-    if not source.targets:
+    for scope, url in configured:
+        if is_web(url):
+            plain = source.add(url)
+            if not scope:
+                source.env.setdefault("NPM_CONFIG_REGISTRY", plain)
+    if "NPM_CONFIG_REGISTRY" not in source.env:
         npm = shutil.which("npm")
-        if npm is None:
+        if npm is None and not source.targets:
             raise SpecError("egress: @npm cannot be used: npm is neither installed nor configured.")
-        source.add(_ask(npm))
+        source.add(_ask(npm) if npm else _PUBLIC)
     return source
 
 
-def _configured_in(file: Path) -> list[str]:
+def _configured_in(file: Path) -> list[tuple[str, str]]:
+    """Scopes, or an empty text for all others, and their registries."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     return [
-        _REFERENCE.sub(lambda name: os.environ.get(name[1], ""), url) for url in _LINE.findall(text)
+        (scope, _REFERENCE.sub(lambda name: os.environ.get(name[1], ""), url))
+        for scope, url in _LINE.findall(text)
     ]
 
 

@@ -9,10 +9,8 @@ from urllib.parse import unquote
 
 from sandbox_kernel.egress import EgressPolicy, EgressRule
 from sandbox_kernel.errors import SpecError
+from sandbox_kernel.gateway.index_logins import Login
 from sandbox_kernel.gateway.names import NameRefused, Target, read_url
-
-Credentials = dict[str, tuple[str, str]]
-_LOOPBACK_NAMES = ("localhost", ".localhost")
 
 
 @dataclass
@@ -23,21 +21,21 @@ class Source:
     private_names: set[str] = field(default_factory=set)
     env: dict[str, str] = field(default_factory=dict)
     """What the same package manager needs in a sandbox. No credentials."""
-    credentials: Credentials = field(default_factory=dict)
-    """User and password by host; they stay on this machine."""
+    logins: dict[Target, Login] = field(default_factory=dict)
+    """They stay on this machine."""
 
     def add(self, url: str) -> str:
         """Add the host of a URL; gives the URL without credentials. The package manager on this
         machine dials whatever address its name has, so that may be a private one. NameRefused."""
         plain, login = without_credentials(url)
-        _, target, _ = read_url(plain.partition("#")[0])
+        scheme, target, _ = read_url(plain.partition("#")[0])
         if target not in self.targets:
             self.targets.append(target)
         if login is not None:
-            self.credentials[target.host] = login
+            self.logins[target] = Login(*login, over_tls=scheme == "https")
         if target.address is None:
             self.private_names.add(target.host)
-            if target.host.endswith(_LOOPBACK_NAMES):
+            if is_loopback_name(target.host):
                 self.private_names.add(str(target))
         return plain
 
@@ -51,8 +49,8 @@ class Expansion:
     """For the gateway: names that may have private addresses."""
     env: dict[str, str] = field(default_factory=dict)
     """For the sandbox's environment."""
-    credentials: Credentials = field(default_factory=dict)
-    """User and password by host, for the gateway alone."""
+    logins: dict[Target, Login] = field(default_factory=dict)
+    """For the gateway alone."""
 
 
 def expand(policy: EgressPolicy) -> Expansion:
@@ -60,11 +58,13 @@ def expand(policy: EgressPolicy) -> Expansion:
     process: call it in a thread. SpecError if a package manager is not set up here."""
     presets = {rule.host for rule in policy.all_rules if rule.is_preset}
     sources = {preset: _source(preset) for preset in sorted(presets)}
+    # Rules within others are those of a notebook: they give it no trust that it was not granted.
+    granted = [sources[rule.host] for rule in policy.levels[-1].rules if rule.is_preset]
     return Expansion(
         _expanded(policy, sources),
-        frozenset(name for source in sources.values() for name in source.private_names),
+        frozenset(name for source in granted for name in source.private_names),
         {key: value for source in sources.values() for key, value in source.env.items()},
-        {host: login for source in sources.values() for host, login in source.credentials.items()},
+        {target: login for source in granted for target, login in source.logins.items()},
     )
 
 
@@ -93,6 +93,11 @@ def _rules(rule: EgressRule, targets: Iterable[Target]) -> list[EgressRule]:
     return [
         replace(rule, host=target.host, ports=rule.ports or (target.port,)) for target in targets
     ]
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a name means the machine that looks it up."""
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def is_web(url: str) -> bool:

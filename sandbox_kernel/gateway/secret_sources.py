@@ -76,10 +76,12 @@ def _content(secret: SecretDeclaration, path: str) -> bytes:
     try:
         # Not to wait for the writer of a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise NoValue(secret, "its file is not a regular file")
-            return file.read(MAX_VALUE + 3)
+            return os.read(fd, MAX_VALUE + 3)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise NoValue(secret, f"its file cannot be read ({error.strerror})") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,10 @@ class Limits:
     head: float = 30.0
     """For the head of a request, a SOCKS request, a ClientHello."""
     idle: float = 600.0
-    """For a connection on which nothing moves."""
+    """For an HTTP request on which nothing moves, and between two."""
+    opaque: float = math.inf
+    """For a connection that nobody reads and on which nothing moves: a database session may be idle
+    all night. One whose server has gone is found out by TCP (addresses.KEEPALIVE)."""
 
 
 @dataclass
@@ -69,9 +73,9 @@ class Service:
         self.dialler = dialler
         self.limits = limits
         self.rewriting = rewriting or Unchanged()
-        self.budget = Budget()
         self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
         """For requests whose body is in memory before they are sent."""
+        self.budget = Budget()
         self._audit = audit
         self._sandbox = sandbox
         self._under_way: dict[Watch, Passage] = {}
@@ -86,8 +90,9 @@ class Service:
     async def dial(self, passage: Passage) -> Wire:
         """A connection to the passage's target, which its decision has allowed. Refusal."""
         assert passage.target is not None
-        rule = passage.decision.rule if passage.decision else None
-        return Wire.of(*await self.dialler.dial(passage.target, rule))
+        decision = passage.decision
+        rule, outer = (decision.rule, decision.outer) if decision else (None, ())
+        return Wire.of(*await self.dialler.dial(passage.target, rule, *outer))
 
     @contextlib.contextmanager
     def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+_LATEST = 3600.0
+
 
 class Watch:
     """``async with Watch(idle)``: TimeoutError in the block when ``moved`` was not called for so
-    many seconds, or the error that somebody gave to ``end``. A call of ``moved`` costs next to
-    nothing, so that it may follow every piece of data."""
+    many seconds (math.inf: for ever), or the error that somebody gave to ``end``. A call of
+    ``moved`` costs next to nothing, so that it may follow every piece of data."""
 
     def __init__(self, idle: float) -> None:
         self.idle = idle
@@ -59,7 +61,9 @@ class Watch:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._last + self.idle, self._look)
+        # Not every event loop has a time so far away.
+        latest = self._loop.time() + _LATEST
+        self._timer = self._loop.call_at(min(self._last + self.idle, latest), self._look)
 
     def _look(self) -> None:
         if self._loop.time() >= self._last + self.idle:

@@ -30,6 +30,8 @@ async def bring_files(
     if workspace is not None:
         workspace, more = await _bring_workspace(kernel, workspace)
         warnings += more
+    elif plan.unused:
+        warnings += await asyncio.to_thread(_unused, plan)
     elif plan.upload != "none":
         from sandbox_kernel.workspace import UploadPolicy
 
@@ -39,6 +41,22 @@ async def bring_files(
     for line in warnings:
         kernel.log.warning("Sandbox %s: %s", kernel.handle.name, line)
     return workspace, warnings
+
+
+def _unused(plan: FilePlan) -> list[str]:
+    """Whether the notebook has a saved workspace that a mount leaves aside."""
+    try:
+        latest = open_store().latest(plan.unused)
+    except SandboxError:
+        return []  # nothing is read from the store, and nothing is lost in it
+    if latest is None or not latest.files:
+        return []
+    return [
+        f"The notebook has a saved workspace, {plan.unused}, with {latest.files} files. It is not "
+        f"used: with a mount, the notebook's folder is the workspace. It stays as it is; "
+        f"`sandbox-kernel workspace export {plan.unused} FOLDER` writes its files to a folder, and "
+        f"`sandbox-kernel workspace rm {plan.unused}` deletes it."
+    ]
 
 
 async def _bring_workspace(

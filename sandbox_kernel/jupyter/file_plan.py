@@ -22,6 +22,7 @@ from sandbox_kernel.jupyter.kernel_workspace import (
     workspace_of,
 )
 from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.local.hidden_paths import check_not_private
 from sandbox_kernel.spec import KernelConfiguration
 
 
@@ -36,6 +37,8 @@ class FilePlan:
     workspace: KernelWorkspace | None = None
     upload: str | tuple[str, ...] = "none"
     """What comes in of the folder if there is no workspace."""
+    unused: str = ""
+    """The saved workspace of the notebook, if there may be one, where the folder is shown."""
     notices: Sequence[str] = field(default_factory=tuple)
 
 
@@ -47,15 +50,18 @@ def plan_files(
     argv: Sequence[str],
 ) -> FilePlan:
     """The plan for a kernel with this environment, folder and command line. SpecError if the
-    kernel's interpreter would be in the sandbox's reach."""
+    kernel's interpreter would be in the sandbox's reach, or the folder must not be."""
     notebook = configuration.notebook or notebook_in(env)
     folder = os.path.dirname(notebook) if notebook else folder_of(cwd)
+    if configuration.files != "none":
+        check_not_private(folder, f"The kernel was not started: the folder {folder}")
     notices = [notice] if (notice := fallback_notice(configuration)) else []
     if configuration.files == "mount-ro" and notices:
         configuration = replace(configuration, files="none")
         return FilePlan(configuration, folder, upload="folder", notices=notices)
     if configuration.mounts and not notices:
-        return _mounted(configuration, folder, argv)
+        unused = _saved_as(notebook) if notebook else ""
+        return replace(_mounted(configuration, folder, argv), unused=unused)
     if configuration.files != "none":
         configuration = _as_copy(configuration)
     workspace = workspace_of(configuration, env, cwd, kernel_name)
@@ -64,7 +70,13 @@ def plan_files(
     if workspace is not None and workspace.mirror:
         check_out_of_reach(configuration, argv, workspace.folder)
     upload = configuration.upload if configuration.persist else "none"
-    return FilePlan(configuration, folder, workspace, upload, notices)
+    return FilePlan(configuration, folder, workspace, upload, notices=notices)
+
+
+def _saved_as(notebook: str) -> str:
+    from sandbox_kernel.workspace import name_for_notebook  # lazy: start-up time
+
+    return name_for_notebook(notebook)
 
 
 def _as_copy(configuration: KernelConfiguration) -> KernelConfiguration:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit
 from sandbox_kernel.errors import SandboxError, SandboxPaused, SandboxTimeout, StoreError
+from sandbox_kernel.jupyter.death_message import visible_log
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
 from sandbox_kernel.spec import NOTEBOOK, KernelConfiguration
@@ -205,7 +206,7 @@ def _mirror(workspace: KernelWorkspace, log: Log) -> list[str]:
         )
     except (SandboxError, OSError) as error:
         problem = f"The files are saved, but were not written to {workspace.folder}: {error}"
-        log.error("Workspace %s: %s", workspace.name, problem)
+        visible_log(log).error("Workspace %s: %s", workspace.name, problem)
         return [problem]
     if written.trash:
         log.info(
@@ -213,10 +214,11 @@ def _mirror(workspace: KernelWorkspace, log: Log) -> list[str]:
             *(workspace.name, workspace.folder, written.trash),
         )
     if written.skipped:
-        log.warning(
-            "%d files of workspace %s were not written to %s: %s",
+        visible_log(log).warning(
+            "%d files of workspace %s were not written to %s: %s. `sandbox-kernel workspace export "
+            "%s FOLDER` writes them elsewhere.",
             *(len(written.skipped), workspace.name, workspace.folder),
-            ", ".join(written.skipped[:20]),
+            *(", ".join(written.skipped[:20]), workspace.name),
         )
     return [f"not written to {workspace.folder}: {line}" for line in written.skipped]
 

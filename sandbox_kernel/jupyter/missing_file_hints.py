@@ -34,6 +34,13 @@ def hint(error: Mapping[str, Any], folder: str, workdir: str, shown: str) -> str
     the notebook's on the host, ``workdir`` the kernel's in the sandbox, and ``shown`` the
     setting that gives the sandbox a part of the folder, if any."""
     for name in _missed(error, (workdir, folder)):
+        if name[:1] == ("..",):
+            # Whether it exists stays unsaid: the sandbox may read the notebook with this line.
+            return (
+                f"{printable('/'.join(name))!r} leads out of the notebook's folder. This kernel "
+                f"runs in a sandbox, which gets at most that folder: move the file there, or the "
+                f"notebook to the folder above."
+            )
         if _is_there(folder, name):
             beside = f"{printable('/'.join(name))!r} lies beside the notebook, but this kernel runs"
             if shown:

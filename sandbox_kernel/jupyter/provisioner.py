@@ -15,7 +15,7 @@ import contextlib
 import secrets
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -297,7 +297,9 @@ class SandboxProvisioner(ProvisionedKernel):
         self, argv: list[str], env: dict[str, str], configuration: KernelConfiguration
     ) -> SandboxedKernel:
         """Make the sandbox, with the files of the kernel's workspace."""
+        configuration, said = await self._narrowed(configuration, env)
         plan = plan_files(configuration, env, self.cwd, self._kernel_name, argv)
+        plan = replace(plan, notices=[*said, *plan.notices])
         if plan.workspace is not None:
             await teardown.save_first(plan.workspace, self.log)
         configuration = plan.configuration
@@ -308,6 +310,18 @@ class SandboxProvisioner(ProvisionedKernel):
         self.saved_workspace = workspace
         self._save_in_time(kernel)
         return kernel
+
+    @staticmethod
+    async def _narrowed(
+        configuration: KernelConfiguration, env: Mapping[str, str]
+    ) -> tuple[KernelConfiguration, list[str]]:
+        """As the notebook's own metadata says, and what its user should know of that."""
+        notebook = configuration.notebook or kernel_workspace.notebook_in(env)
+        if not notebook:
+            return configuration, []
+        from sandbox_kernel.jupyter.notebook_settings import with_notebook_settings  # start-up time
+
+        return await asyncio.to_thread(with_notebook_settings, configuration, notebook)
 
     def _save_in_time(self, kernel: SandboxedKernel) -> None:
         """Save the kernel's files before it is paused, and when the process exits."""

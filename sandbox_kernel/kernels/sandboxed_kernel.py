@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,18 +229,24 @@ class SandboxedKernel(KernelProcess):
         """``warm_argv`` is the command line of a kernel that the agent should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
         handle, environment = self.handle, {}
-        if handle.python:  # an image, which may lack packages
-            from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
+        gateway = asyncio.create_task(self._gateway())  # gets ready while the agent starts
+        try:
+            if handle.python:  # an image, which may lack packages
+                from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
 
-            # First, because it says in plain words that an image has no Python, or the wrong one.
-            environment = await provide(handle, self.log)
-        await handle.install_guest(guest_program.zipapp())
-        warm = handle.kernel_argv(warm_argv) if warm_argv else ()
-        agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
-        await handle.spawn_command(Command(agent, environment, main=True))
-        token = secrets.token_hex(32)
-        await self._record.claim(token)
-        await self._open_tunnel(token)
+                # First, because it says in plain words that an image has no Python, or the wrong
+                # one.
+                environment = await provide(handle, self.log)
+            await handle.install_guest(guest_program.zipapp())
+            warm = handle.kernel_argv(warm_argv) if warm_argv else ()
+            agent = handle.guest_argv("agent", handle.agent_folder, str(handle.agent_lease), *warm)
+            await handle.spawn_command(Command(agent, environment, main=True))
+            token = secrets.token_hex(32)
+            await self._record.claim(token)
+            await self._open_tunnel(token, gateway)
+        finally:
+            gateway.cancel()
+            await asyncio.gather(gateway, return_exceptions=True)
         self.steps["its agent answers"] = time.perf_counter()
 
     @property
@@ -258,10 +265,20 @@ class SandboxedKernel(KernelProcess):
         way = self.client.capabilities.egress_way(self.handle.spec.egress)
         return way is EgressWay.GATEWAY
 
+    async def _gateway(self) -> WayOut | None:
+        await self._find_secrets()
+        if not self._has_gateway:
+            return None
+        # In a thread: most kernels have none, and the others need not wait for its modules.
+        way_out = await asyncio.to_thread(import_module, "sandbox_kernel.kernels.way_out")
+        found: WayOut = await way_out.gateway_for(self.handle, self._secrets)
+        return found
+
     async def _open_ways_out(self) -> None:
         """Nothing changes if they are open, as in a copy of a running sandbox."""
         opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
-        if not opened.get("names") and self.handle.python:
+        by_name = isinstance(opened, dict) and opened.get("names") is True
+        if not by_name and self.handle.python:
             self.log.warning(
                 "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
                 "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
@@ -292,7 +309,10 @@ class SandboxedKernel(KernelProcess):
         await self._open_tunnel(token)
         self.steps["its agent answers"] = time.perf_counter()
 
-    async def _open_tunnel(self, token: str) -> None:
+    async def _open_tunnel(
+        self, token: str, gateway: Awaitable[WayOut | None] | None = None
+    ) -> None:
+        """``gateway`` is one that is being made already."""
         self.tunnel = Tunnel(
             self.handle,
             self.handle.agent_folder,
@@ -303,12 +323,8 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
-        await self._find_secrets()
-        if self._has_gateway:
-            from sandbox_kernel.kernels.way_out import gateway_for  # lazy: most have none
-
-            self.way_out = await gateway_for(self.handle, self._secrets)
-            self.tunnel.outlet.gateway = self.way_out
+        self.way_out = await (gateway or self._gateway())
+        self.tunnel.outlet.gateway = self.way_out
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):

@@ -12,6 +12,7 @@ from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.gateway import Gateway
+from sandbox_kernel.gateway.index_logins import IndexLogins
 from sandbox_kernel.gateway.presets import expand
 from sandbox_kernel.gateway.tls import extra
 from sandbox_kernel.kernels.cells import Cells
@@ -32,8 +33,9 @@ async def gateway_for(handle: SandboxHandle, secrets: SecretsInUse | None = None
     decisions = DecisionLog(cells)
     gate = Gate(EgressPolicy())
     rewriting = secrets.rewriting(decisions, handle.name) if secrets is not None else None
-    gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=rewriting)
-    way_out = WayOut(gate, gateway, cells, decisions, handle)
+    logins = IndexLogins(rewriting)
+    gateway = Gateway(gate, audit=decisions, sandbox=handle.name, rewriting=logins)
+    way_out = WayOut(gate, gateway, logins, cells, decisions, handle)
     await way_out.begin(reads=secrets is not None)
     return way_out
 
@@ -45,6 +47,7 @@ class WayOut:
         self,
         gate: Gate,
         gateway: Gateway,
+        logins: IndexLogins,
         cells: Cells,
         decisions: DecisionLog,
         handle: SandboxHandle,
@@ -57,6 +60,7 @@ class WayOut:
         """They are other rules than those that the sandbox was made with."""
         self._gate = gate
         self._gateway = gateway
+        self._logins = logins
         self._sandbox = handle.name
         self._handle = handle
         self._made_with = handle.spec.egress
@@ -120,11 +124,13 @@ class WayOut:
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError; SandboxError."""
         found = await asyncio.to_thread(expand, policy)
-        if found.policy.counts_requests:
+        secure_logins = any(login.over_tls for login in found.logins.values())
+        if found.policy.counts_requests or secure_logins:
             partial = any(rule.is_partial for rule in found.policy.all_rules)
             if partial and not extra.installed():
                 raise SpecError(f"Rules with methods or paths are not used: {extra.MISSING}")
             await self._end_tls(may_fail=not partial)
+        self._logins.logins = found.logins
         self._gateway.private_names = found.private_names
         self._gate.set_policy(found.policy)
         self.policy = policy

@@ -310,6 +310,11 @@ class SandboxClient(ABC):
         """SpecRefused for what this backend cannot enforce. Touches nothing."""
         self.capabilities.check(spec, self.backend)
 
+    def usual_limit(self, name: str) -> float | None:
+        """What a sandbox gets of a limit that its spec leaves out (memory_mib, cpus, processes,
+        disk_mib); None if that is not known."""
+        return None
+
     def makes_spares(self, spec: SandboxSpec) -> bool:
         """Whether a spare sandbox for a kernel to come may be made without being asked for: it
         costs no money, and little memory and time."""

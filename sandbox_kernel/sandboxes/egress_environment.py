@@ -13,8 +13,12 @@ PROXY_PORT = 3128
 """In the sandbox, at 127.0.0.1: HTTP and SOCKS."""
 IMAGE_BUNDLE = "/tmp/.sandbox-kernel-trust/bundle.pem"  # noqa: S108  (a path in the sandbox)
 """The certificates to trust, in a sandbox with files of its own (``SandboxHandle.trust``)."""
+_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
 _SHOWN = ("/etc/ssl/certs/", "/etc/pki/", "/etc/ca-certificates/", "/usr/")
 """Where the system has such files, which a local jail sees, too."""
+_OWN_SYSTEM = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+"""For pip in an image: it may install beside the packages of Debian and others (PEP 668), since
+nobody but the kernel uses that system."""
 
 
 def egress_variables(policy: EgressPolicy) -> dict[str, str]:
@@ -34,8 +38,11 @@ def egress_variables_for_image(policy: EgressPolicy, *, reads: bool = False) -> 
     requests must be read for it (``reads``, or for a rule), there will be one at IMAGE_BUNDLE."""
     if not policy:
         return {}
-    found = {k: v for k, v in _preset_variables(policy).items() if k not in BUNDLE_VARIABLES}
-    reads = (reads or policy.counts_requests) and may_end_tls(policy)
+    preset, logins = _presets(policy)
+    found = {k: v for k, v in preset.items() if k not in BUNDLE_VARIABLES}
+    if any(rule.host == "@pip" for rule in policy.all_rules):
+        found.update(_OWN_SYSTEM)
+    reads = (reads or logins or policy.counts_requests) and may_end_tls(policy)
     trust = _trust_variables(IMAGE_BUNDLE) if reads else {}
     return {**found, **trust, **_proxy_variables()}
 
@@ -78,18 +85,27 @@ def _trust_variables(bundle: str) -> dict[str, str]:
 
 
 def _preset_variables(policy: EgressPolicy) -> dict[str, str]:
-    if not any(rule.is_preset for rule in policy.all_rules):
-        return {}
-    from sandbox_kernel.gateway.presets import expand  # lazy: start-up time
+    return _presets(policy)[0]
 
-    return expand(policy).env
+
+def _presets(policy: EgressPolicy) -> tuple[dict[str, str], bool]:
+    """The variables of presets, and whether the gateway adds logins inside TLS for them."""
+    if not any(rule.is_preset for rule in policy.all_rules):
+        return {}, False
+    from sandbox_kernel.gateway.presets import expand, is_loopback_name  # lazy: start-up time
+
+    found = expand(policy)
+    env = dict(found.env)
+    if any(is_loopback_name(name.partition(":")[0]) for name in found.private_names):
+        # NO_PROXY names the sandbox's own localhost, and this is the host's.
+        env["PIP_PROXY"] = _PROXY
+    return env, any(login.over_tls for login in found.logins.values())
 
 
 def _proxy_variables() -> dict[str, str]:
     """For programs that look for a proxy in their environment, in either case. The others ask for
     the name, and the sandbox's own resolver answers."""
-    proxy = f"http://127.0.0.1:{PROXY_PORT}"
     # Not socks5h for ALL_PROXY: httpx refuses to work with it unless an extra is installed.
-    found = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), proxy)
+    found = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _PROXY)
     found["NO_PROXY"] = "localhost,127.0.0.1,::1"
     return {**found, **{name.lower(): value for name, value in found.items()}}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sandbox_kernel.audit.trail import Trail, forget_unused, without_values
-from sandbox_kernel.audit.upkeep import look_after
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxExists,
@@ -226,6 +225,8 @@ class RecordingClient(RecordKeeper, SandboxClient, Generic[H]):
             forget_unused(trail.path)
         else:
             trail.note("removed", id=record.id, why=why)
+        from sandbox_kernel.audit.upkeep import look_after  # lazy: start-up time
+
         try:
             look_after(trail.path.parent)
         except OSError as error:

@@ -57,6 +57,11 @@ class Outlet:
         self._tasks = OwnedTasks()
         peer.on_opened = self._opened
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
     def close(self) -> None:
         """End every connection. The tunnel is over."""
         self.gateway = None
@@ -72,7 +77,7 @@ class Outlet:
         if len(self._connections) >= MOST_CONNECTIONS:
             return stream.reset("too many connections")
         port, _, name = rest.partition(":")
-        if what == "proxy" and not rest:
+        if target == "egress:proxy":
             self._carry(stream, gateway.serve)
         elif what == "tcp" and _NAME.fullmatch(name) and port.isascii() and port.isdigit():
             self._carry(stream, partial(gateway.serve_transparent, name=name, port=int(port)))

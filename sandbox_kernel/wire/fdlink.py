@@ -11,7 +11,8 @@ from .frames import Buffer
 LINK_BUFFER = 512 * 1024
 """Bytes that may wait for the link in this process; more would only delay urgent data."""
 
-_MIN_READ, _MAX_READ = 16 * 1024, 512 * 1024
+_MIN_READ, _MAX_READ = 16 * 1024, 128 * 1024
+"""More at once takes more time, not less, and urgent data on other sockets waits for it."""
 _MAX_PIECES = 512
 
 

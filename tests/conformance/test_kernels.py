@@ -104,7 +104,9 @@ except OSError:
 """
 
 
-@pytest.mark.parametrize("mode", ["copy", "mount-ro", "mount"])
+@pytest.mark.parametrize(
+    "mode", ["mount-ro", "mount", pytest.param("copy", marks=pytest.mark.slow)]
+)
 def test_files_beside_the_notebook(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -1,11 +1,19 @@
-"""Ways out of a backend's sandboxes that have no network: over the wire, to the host's gateway."""
+"""Ways out of a backend's sandboxes that have no network: over the wire, to the host's gateway.
+
+In the local jail, in emulated hosted sandboxes, and in the rig's microVMs.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.audit.reading import read
+from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.capabilities import EgressWay
@@ -14,6 +22,8 @@ from tests.helpers.echo_gateway import DIAL, echo_for_all
 from tests.helpers.waiting import LIMIT
 
 from .conftest import Backend
+from .kernels import execute, kernel, sandboxed
+from .package_index import PACKAGE, package_index
 
 LOG = logging.getLogger(__name__)
 
@@ -62,3 +72,46 @@ def test_ways_out(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         "http://127.0.0.1:3128 localhost,127.0.0.1,::1",
         "unreachable",
     ]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The index that pip on this machine uses; gives what a sandbox needs in addition."""
+    with package_index(tmp_path, os.environ.get("SANDBOX_KERNEL_RIG")) as environment:
+        yield environment
+
+
+ELSEWHERE = "import urllib.request; urllib.request.urlopen('https://elsewhere.example/')"
+INTERFACES = """
+import socket
+try:
+    socket.create_connection(("192.0.2.1", 443), timeout=5)
+except OSError:
+    print([name for _, name in socket.if_nameindex()])
+"""
+
+
+def test_pip_install_with_nothing_but_the_index(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, index: dict[str, str]
+) -> None:
+    """One word lets a real pip install a real package. A second host is refused, and the cell says
+    by what and how to allow it. There is no network but that; in a jail, not even a card."""
+    for name, value in backend.environment(egress=["@pip"], env=index).items():
+        monkeypatch.setenv(name, value)
+    with kernel() as (manager, client):
+        reply, printed = execute(client, f"%pip install --no-deps {PACKAGE}")
+        assert (reply["status"], "Successfully installed" in printed) == ("ok", True), printed
+        assert "moo" in execute(client, f"import {PACKAGE}; {PACKAGE}.cow('moo')")[1]
+        refused, _ = execute(client, ELSEWHERE)
+        assert refused["status"] == "error"
+        assert (
+            "egress denied: elsewhere.example:443 (no rule allows it; allow it with "
+            'egress=["elsewhere.example"])'
+        ) in refused["evalue"]
+        cards = execute(client, INTERFACES)[1]
+        assert cards == "['lo']\n" if backend.row.name == "local" else cards
+        audit = audit_path(backend.row.name, sandboxed(manager).handle.name)
+        events = [event for event in read(audit) if event["kind"] == "egress"]
+    denied = [event["host"] for event in events if event["action"] == "deny"]
+    assert denied == ["elsewhere.example"]
+    assert all(event["received"] > 0 for event in events if event["action"] == "allow")

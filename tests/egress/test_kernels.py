@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from sandbox_kernel.gateway.audit import read
+from sandbox_kernel.audit.reading import read
 from sandbox_kernel.paths import data_dir
 
 pytestmark = pytest.mark.slow
@@ -35,33 +40,6 @@ def outputs(
     ]
 
 
-def test_pip_install_with_nothing_but_the_index(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    installed, used, refused = outputs(
-        [
-            "%pip install --no-deps cowsay",
-            "import cowsay; cowsay.cow('moo')",
-            "import urllib.request; urllib.request.urlopen('https://elsewhere.example/')",
-        ],
-        monkeypatch,
-        tmp_path,
-        "@pip",
-    )
-    assert "Successfully installed cowsay" in installed
-    assert "moo" in used
-    line = (
-        "egress denied: elsewhere.example:443 (no rule allows it; allow it with "
-        'egress=["elsewhere.example"])'
-    )
-    assert line in refused
-    [log] = (data_dir() / "audit").glob("*.jsonl")
-    events = [event for event in read(log) if event["kind"] == "egress"]
-    assert {event["action"] for event in events} == {"allow", "deny"}
-    assert [event["host"] for event in events if event["action"] == "deny"] == ["elsewhere.example"]
-    assert all(event["received"] > 0 for event in events if event["action"] == "allow")
-
-
 def test_a_kernel_without_rules_is_as_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -74,6 +52,46 @@ def test_a_kernel_without_rules_is_as_before(
     assert "name resolution" in refused or "Name or service not known" in refused
     [log] = (data_dir() / "audit").glob("*.jsonl")
     assert "egress" not in [event["kind"] for event in read(log)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """An index on this machine, with a package that is nowhere else."""
+    package = tmp_path / "index" / "only-here"
+    package.mkdir(parents=True)
+    with zipfile.ZipFile(package / "only_here-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("only_here.py", "where = 'here'\n")
+        wheel.writestr("only_here-1.dist-info/METADATA", "Name: only-here\nVersion: 1\n")
+        wheel.writestr("only_here-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("only_here-1.dist-info/RECORD", "")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(package.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
+
+
+def test_the_hosts_index_may_be_on_the_host_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, index: str
+) -> None:
+    """A mirror, for example. Files that pip finds on the host without an index are left out."""
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    numeric = index.replace("localhost", "127.0.0.1")
+    installed, used, other = outputs(
+        [
+            "%pip install only-here",
+            "import only_here; only_here.where",
+            f"import urllib.request; urllib.request.urlopen({numeric!r})",
+        ],
+        monkeypatch,
+        tmp_path,
+        "@pip",
+    )
+    assert "Successfully installed only-here-1" in installed
+    assert "Error" not in used
+    assert "Connection refused" in other, "the sandbox's own loopback is not the host's"
 
 
 def test_without_a_server_the_log_says_what_is_denied(
@@ -95,3 +113,20 @@ def test_without_a_server_the_log_says_that_there_is_no_network(
         outputs(["import socket; socket.gethostbyname('one.test')"], monkeypatch, tmp_path, "")
     [said] = [one.getMessage() for one in caplog.records if "without a net" in one.getMessage()]
     assert "SANDBOX_KERNEL_EGRESS=HOST" in said
+
+
+def test_a_notebook_that_the_environment_names_asks_for_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For papermill and its like, which do not say which notebook they run."""
+    notebook = nbformat.v4.new_notebook(metadata={"sandbox_kernel": {"egress": ["two.example"]}})
+    nbformat.write(notebook, tmp_path / "n.ipynb")
+    monkeypatch.setenv("SANDBOX_KERNEL_WORKSPACE", str(tmp_path / "n.ipynb"))
+    ask = (
+        "import socket\n"
+        "for host in ('one.example', 'two.example'):\n"
+        "    try: print(socket.gethostbyname(host)[:4])\n"
+        "    except OSError: print('no')\n"
+    )
+    said = outputs([ask], monkeypatch, tmp_path, "one.example two.example")
+    assert said == ["no\n127.\n"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.gateway.closing import reset
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.local.client import LocalClient
 from sandbox_kernel.spec import SandboxSpec
@@ -114,6 +115,37 @@ def test_a_transfer_survives_cuts_of_the_link(gateway: Echo) -> None:
     output, reconnects = asyncio.run(_in_background(main()))
     assert output == "True\n"
     assert reconnects > 3
+
+
+def test_a_connection_that_breaks_is_no_orderly_end(gateway: Echo) -> None:
+    """On neither side: what was cut short must not look complete."""
+    broken: list[Exception] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"so far")
+        await writer.drain()
+        try:
+            await reader.readexactly(100)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            broken.append(error)
+        reset(writer)
+
+    gateway.serve = serve  # type: ignore[method-assign]
+    script = (
+        "import socket, struct\n"
+        "sock = socket.create_connection(('127.0.0.1', 3128), timeout=30)\n"
+        "print(sock.recv(6)); sock.sendall(b'x' * 100)\n"
+        "try: print(sock.recv(6))\n"
+        "except ConnectionResetError: print('reset')\n"
+        "sock = socket.create_connection(('127.0.0.1', 3128), timeout=30)\n"
+        "print(sock.recv(6)); sock.sendall(b'x' * 50)\n"
+        "sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n"
+        "sock.close()\n"
+        "sock = socket.create_connection(('127.0.0.1', 3128), timeout=30)\n"
+        "print(sock.recv(6))\n"
+    )
+    assert run(script).splitlines() == ["b'so far'", "reset", "b'so far'", "b'so far'"]
+    assert isinstance(broken[0], ConnectionResetError)
 
 
 def test_connections_are_bounded(gateway: Echo) -> None:

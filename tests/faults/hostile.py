@@ -7,9 +7,11 @@ in place of the connector, with the guest package to build its frames from.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.sandboxes.local.jail_start import GUEST_ROOT
 
@@ -187,6 +189,11 @@ def guest(behaviour: str) -> None:
 
     # --- with a kernel, as the host believes
     if not again:
+        if behaviour in (
+            *("names to ask for without end", "requests without end"),
+            *("uploads that nobody takes", "odd ways out"),
+        ):
+            answer({"proxy": 3128, "names": True})
         launched()
         with open("/tmp/received", "w") as file:
             file.write(str(received))
@@ -232,6 +239,48 @@ def guest(behaviour: str) -> None:
     if behaviour == "opens streams without end":
         ids = itertools.count(2, 2)
         for_ever(lambda: send(OPEN, next(ids), b"\0anything", ack=0))
+    ids = itertools.count(2 * hello.received + 2, 2)  # behind those of earlier links
+    if behaviour == "names to ask for without end":
+        for n in itertools.count():
+            stream = next(ids)
+            send(OPEN, stream, b"\5egress:ports:n%d.example" % n)
+            send(FIN, stream)
+    if behaviour == "requests without end":
+        asked = b"GET http://denied.example/ HTTP/1.1\r\nHost: denied.example\r\n\r\n"
+        for n in itertools.count():
+            stream = next(ids)
+            send(OPEN, stream, b"\5egress:proxy", ack=0)
+            send(DATA, stream, asked, ack=0)
+            if n % 2:
+                send(RESET, stream, ack=0)
+    if behaviour == "uploads that nobody takes":
+        for stream in itertools.islice(ids, 300):
+            send(OPEN, stream, b"\5egress:tcp:7:a.example")
+            for _ in range(4):
+                send(DATA, stream, b"x" * 65536)
+        say(json.dumps(exited) + "\n")
+        answer("")
+    if behaviour == "odd ways out":
+        for target in (
+            *(b"egress", b"egress:", b"egress:proxy:", b"egress:proxy:1", b"egress:tcp"),
+            *(b"egress:tcp:", b"egress:tcp:443", b"egress:tcp:443:", b"egress:tcp::a.example"),
+            *(b"egress:tcp:-1:a.example", b"egress:tcp:0:a.example", b"egress:tcp:65536:a.example"),
+            *(b"egress:tcp:" + b"9" * 4000 + b":a.example", b"egress:tcp:\xc2\xb2:a.example"),
+            *(b"egress:tcp:443:a\0.example", b"egress:tcp:443:127.0.0.1", b"egress:tcp:443:.."),
+            *(
+                b"egress:tcp:443:a.example\n",
+                b"egress:tcp:443:\xff",
+                b"egress:tcp:443:" + b"a" * 999,
+            ),
+            *(b"egress:ports:", b"egress:ports:a b", b"egress:ports:" + b"a" * 4000),
+            *(b"egress:ports:\xd0\xb0", b"egress:what:a", b"kernel:shell", b"control", b""),
+        ):
+            send(OPEN, next(ids), b"\5" + target)
+        question = next(ids)
+        send(OPEN, question, b"\0egress:ports:a.example")
+        send(DATA, question, b"more")
+        say(json.dumps(exited) + "\n")
+        answer("")
     if behaviour == "a log without end":
         say(json.dumps(exited) + "\n")
         answer("\x1b[2Jline\n" * 150000)
@@ -269,9 +318,9 @@ class HostileHandle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def open_stream(self, argv: Sequence[str], **options: Any) -> Any:
-        if options.get("duplex"):
+    async def open_command(self, command: Command) -> Any:
+        if command.duplex:
             self.connectors += 1
-            python = argv[0]
-            argv = [python, "-I", "-S", "-c", program(self._client.behaviour)]
-        return await self._inner.open_stream(argv, **options)
+            text = program(self._client.behaviour)
+            command = replace(command, argv=[command.program, "-I", "-S", "-c", text])
+        return await self._inner.open_command(command)

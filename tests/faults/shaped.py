@@ -17,7 +17,7 @@ import contextlib
 import random
 import struct
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -26,6 +26,7 @@ from sandbox_kernel.jupyter import kernel_factory
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import ExecStream
 from sandbox_kernel.sandboxes.capabilities import Capabilities
+from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.tunnel.background import background_loop
 from sandbox_kernel.wire.codec import PREAMBLE
 from sandbox_kernel.wire.frames import HEADER_SIZE
@@ -166,12 +167,13 @@ class ShapedHandle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def open_stream(self, argv: Sequence[str], **options: Any) -> Any:
-        if not options.pop("duplex", False):  # not the connector
-            return await self._inner.open_stream(argv, **options)
+    async def open_command(self, command: Command) -> Any:
+        if not command.duplex:  # not the connector
+            return await self._inner.open_command(command)
         if asyncio.get_running_loop().time() < self._faults.refused_until:
             raise ConnectionRefusedError("no stream can be opened now (a fault of the test)")
-        return ShapedStream(await self._inner.open_stream(argv, **options), self._faults)
+        plain = replace(command, duplex=False)
+        return ShapedStream(await self._inner.open_command(plain), self._faults)
 
 
 class ShapedStream(ExecStream):

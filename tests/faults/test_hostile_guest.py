@@ -12,11 +12,12 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import (
     LinkLost,
     ProtocolError,
@@ -27,12 +28,14 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.spec import SandboxSpec
-from sandbox_kernel.tunnel import links
+from sandbox_kernel.tunnel import links, outlet
 from sandbox_kernel.wire.fdlink import FdLink
 from sandbox_kernel.wire.frames import DATA, Frame, encode
 from sandbox_kernel.wire.mux import BULK
 from sandbox_kernel.wire.peer import Peer
 from tests.helpers.coroutines import finish
+from tests.helpers.named_hosts import NamedHosts
+from tests.helpers.waiting import until
 from tests.kernels.conftest import KernelStarter, own_folder
 from tests.wire.sides import welcomed
 
@@ -94,8 +97,10 @@ def bounded(neighbour: SandboxedKernel, log: LogLines) -> Iterator[None]:
     assert_idle()
 
 
-async def hostile(behaviour: str, *, start_timeout: float = 30.0) -> SandboxedKernel:
-    spec = SandboxSpec(start_timeout=start_timeout)
+async def hostile(
+    behaviour: str, *, start_timeout: float = 30.0, egress: Sequence[str] = ()
+) -> SandboxedKernel:
+    spec = SandboxSpec(start_timeout=start_timeout, egress=EgressPolicy.of(*egress))
     return await SandboxedKernel.create(
         HostileClient(behaviour), spec, logging.getLogger("hostile")
     )
@@ -243,6 +248,51 @@ async def test_a_recording_of_nothing_costs_nothing() -> None:
         await launch(kernel)
         with pytest.raises(ProtocolError, match="too many parts"):
             await kernel.recorded(16 * 2**20)
+
+
+async def test_names_to_ask_for_without_end() -> None:
+    """Questions that carry nothing are counted as other floods are."""
+    behaviour = "names to ask for without end"
+    async with removed_at_last(await hostile(behaviour, egress=["a.example"])) as kernel:
+        await launch(kernel)
+        await kernel.wait()
+        assert "too many" in str(kernel.tunnel.failure)
+
+
+async def test_odd_ways_out() -> None:
+    """What is no way out is refused, and the session goes on."""
+    behaviour = "odd ways out"
+    async with removed_at_last(await hostile(behaviour, egress=["a.example"])) as kernel:
+        await launch(kernel)
+        assert await kernel.wait() == -9
+        assert kernel.tunnel.failure is None
+        assert kernel.tunnel.reconnects == 0
+        await until(lambda: kernel.tunnel.outlet.connections == 0)
+
+
+async def test_requests_without_end() -> None:
+    """Each is answered or refused; few are under way at once, and the neighbours go on."""
+    behaviour, most = "requests without end", 0
+    async with removed_at_last(await hostile(behaviour, egress=["a.example"])) as kernel:
+        await launch(kernel)
+        session = kernel.tunnel._peer.session
+        while session.received < 50_000:
+            most = max(most, kernel.tunnel.outlet.connections)
+            await asyncio.sleep(0)
+        assert 0 < most <= outlet.MOST_CONNECTIONS
+
+
+async def test_uploads_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the sandbox sends is kept only as far as its credit goes."""
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts nothing, so takes little
+    hosts = NamedHosts(monkeypatch)
+    hosts.add("a.example", 7, silent.getsockname()[1])
+    behaviour = "uploads that nobody takes"
+    async with removed_at_last(await hostile(behaviour, egress=["a.example:7"])) as kernel:
+        await launch(kernel)
+        assert await kernel.wait() == -9
+        assert kernel.tunnel.outlet.connections <= outlet.MOST_CONNECTIONS
+    silent.close()
 
 
 async def test_a_flood_of_frames_leaves_turns_to_others() -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_kernel.egress import EgressRule
+from sandbox_kernel.egress import EgressPolicy, EgressRule
 from sandbox_kernel.gateway.addresses import (
     Dialler,
+    SystemResolver,
     is_own_address,
     kind_of,
     may_dial,
-    resolve_with_system,
 )
+from sandbox_kernel.gateway.decisions import judge_connection
 from sandbox_kernel.gateway.names import Address, Target, read_target
 from sandbox_kernel.gateway.refusals import Refusal
 
@@ -189,6 +191,16 @@ async def test_the_next_address_is_tried() -> None:
     assert caught.value.status == 502
 
 
+async def test_behind_a_proxy_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway dials itself: of a proxy's connections it could check no address."""
+    target = Target("a.example", 1)
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:word@proxy.example:3128")
+    why = "cannot be reached: .*the gateway does not use this machine's HTTPS_PROXY"
+    with pytest.raises(Refusal, match=why) as caught:
+        await dialler(["127.0.0.1"], trusted=[str(target)]).dial(target, None)
+    assert "proxy.example" not in str(caught.value)
+
+
 async def test_dns_that_fails_or_does_not_answer() -> None:
     async def fails(name: str, port: int) -> Sequence[Address]:
         raise OSError(-2, "Name or service not known")
@@ -205,5 +217,19 @@ async def test_dns_that_fails_or_does_not_answer() -> None:
         await dialler([]).dial(NAME, None)
 
 
+async def test_rules_within_others_open_no_address() -> None:
+    """A notebook may name a private network; all sets of rules must, or it stays closed."""
+    private = Target("10.1.2.3", 80, ipaddress.ip_address("10.1.2.3"))
+    own, wide = EgressRule("10.0.0.0/8"), EgressRule("0.0.0.0/0")
+    inside = EgressPolicy.of(own, within=EgressPolicy.of(wide))
+    decision = judge_connection(inside, private)
+    assert decision.allowed
+    with pytest.raises(Refusal, match="private"):
+        await dialler([]).checked_addresses(private, decision.rule, *decision.outer)
+    named = judge_connection(replace(inside, within=EgressPolicy.of(own)), private)
+    found = await dialler([]).checked_addresses(private, named.rule, *named.outer)
+    assert found == [private.address]
+
+
 async def test_the_systems_resolver() -> None:
-    assert ipaddress.ip_address("127.0.0.1") in await resolve_with_system("localhost", 80)
+    assert ipaddress.ip_address("127.0.0.1") in await SystemResolver()("localhost", 80)

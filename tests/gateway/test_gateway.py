@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.gateway import closing
 from sandbox_kernel.gateway.service import Limits
 from tests.helpers.waiting import until
 
@@ -559,11 +560,20 @@ async def test_slow_clients_are_answered_and_closed() -> None:
 async def test_idle_connections_end() -> None:
     async with origin(echo) as served:
         host = f"a.example:{served.port}"
-        limits = Limits(head=20, idle=0.05)
+        limits = Limits(head=20, idle=0.05, opaque=0.05)
         async with running("a.example", trusted=[host], limits=limits) as rig:
             answer = await rig.talk(connect(host))
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert rig.actions() == ["error"]
+        limits = Limits(head=20, idle=0.05)
+        async with running("a.example", trusted=[host], limits=limits) as rig:
+            reader, writer = await rig.connect()
+            writer.write(connect(host))
+            await read_head(reader)
+            await asyncio.sleep(0.2)
+            writer.write(b"still there")  # a database session may be idle for long
+            assert await reader.readexactly(11) == b"still there"
+            writer.close()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -755,3 +765,20 @@ async def test_the_standard_library_shows_the_reason() -> None:
         opener = build_opener(ProxyHandler({"https": f"http://127.0.0.1:{rig.port}"}))
         with pytest.raises(URLError, match=r"403 egress denied: b.example:443 \(no rule allows it"):
             await asyncio.to_thread(opener.open, "https://b.example/", None, 20)
+
+
+async def test_what_a_client_does_not_read_is_not_cut_off_in_silence() -> None:
+    """An orderly end could be taken for that of the data."""
+    ended = asyncio.Event()
+
+    async def unread(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * 32_000_000)
+        await closing.close(writer, seconds=0.2)
+        ended.set()
+
+    async with origin(unread) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        await ended.wait()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()

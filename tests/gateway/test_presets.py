@@ -11,6 +11,8 @@ import pytest
 from sandbox_kernel.egress import EgressPolicy, EgressRule
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway import conda_channels, npm_registry, pip_index
+from sandbox_kernel.gateway.index_logins import Login
+from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.pip_index import PipSettings, source_of
 from sandbox_kernel.gateway.presets import expand, without_credentials
 
@@ -55,7 +57,8 @@ def test_a_companys_index() -> None:
         "PIP_FIND_LINKS": "https://links.example/x.html",
         "PIP_TRUSTED_HOST": "10.1.2.3",
     }
-    assert source.credentials == {"pip.corp.example": ("me", "p@ss")}
+    assert source.logins == {Target("pip.corp.example", 8443): Login("me", "p@ss")}
+    assert "p@ss" not in repr(source.logins)
     named = {"pip.corp.example", "links.example"}
     assert source.private_names == {*named, "files.example", "index.example"}
     assert "p%40ss" not in str(source.env)
@@ -124,6 +127,10 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = npm_registry.read()
     assert sorted(map(str, source.targets)) == ["b.example:81", "npm.example:443"]
     assert source.env == {"NPM_CONFIG_REGISTRY": "https://npm.example/"}
+    (tmp_path / ".npmrc").write_text("@us:registry=http://b.example:81/\n")
+    source = npm_registry.read()  # all other scopes have the registry that everybody has
+    assert sorted(map(str, source.targets)) == ["b.example:81", "registry.npmjs.org:443"]
+    assert source.env == {}
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "https://u:p@c.example/npm/")
     assert npm_registry.read().env == {"NPM_CONFIG_REGISTRY": "https://c.example/npm/"}
 

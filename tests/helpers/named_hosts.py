@@ -29,7 +29,7 @@ class NamedHosts:
         self._ports: dict[tuple[str, int], int] = {}
         self._next = 0
         self._open = asyncio.open_connection
-        monkeypatch.setattr(addresses, "resolve_with_system", self._resolve)
+        monkeypatch.setattr(addresses, "SystemResolver", lambda: self._resolve)
         monkeypatch.setattr(asyncio, "open_connection", self._connect)
 
     def add(self, name: str, port: int, local_port: int) -> None:

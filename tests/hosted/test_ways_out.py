@@ -131,10 +131,30 @@ async def test_a_machine_where_commands_are_not_root(
     assert "only programs that use a proxy find a way out" in caplog.text
 
 
+WAIT_IN_A_CONNECTION = """
+import os, socket, time
+sock = socket.create_connection(("data.example", 443))
+sock.sendall(b"before, ")
+open("begun", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.05)
+sock.sendall(b"after")
+sock.shutdown(socket.SHUT_WR)
+text = b"".join(iter(lambda: sock.recv(1000), b""))
+open("new", "wb").write(text)
+os.rename("new", "got")
+"""
+
+
 async def test_ways_out_after_a_pause(client: Any, gateway: Echo) -> None:
-    """Also when another process goes on with the sandbox."""
+    """A connection goes on; others can be made, also when another process has the sandbox."""
     async with kernel(client, ONLY_THE_GATEWAY) as made:
-        assert await through(made, BY_NAME) == NAMED
+
+        async def there(file: str) -> bool:
+            return (await made.handle.shell(f"test -e {file}", timeout=LIMIT)).ok
+
+        await made.handle.spawn(["python3", "-c", WAIT_IN_A_CONNECTION])
+        await until(lambda: there("begun"))
         assert await made.pause()
         made.resume()
 
@@ -142,6 +162,10 @@ async def test_ways_out_after_a_pause(client: Any, gateway: Echo) -> None:
             return (await made.handle.info()).status == "running" and not made.tunnel.paused
 
         await until(again)
+        await made.handle.shell("touch go", timeout=LIMIT)
+        await until(lambda: there("got"))
+        got = (await made.handle.shell("cat got", timeout=LIMIT)).stdout
+        assert got == "data.example 443\nbefore, after\nthe end\n"
         assert await through(made, BY_NAME) == NAMED
         assert await fetched(made.handle) == 2 * ["Network is unreachable"]
         await made.detach()
@@ -171,6 +195,14 @@ def test_install_says_which_way_each_rule_takes(hosted: Hosted, cli: Any, tmp_pa
     other = cli("install", hosted.name, *place, "--name", "b", "--egress", ONLY_THE_GATEWAY).stdout
     assert f"{ONLY_THE_GATEWAY}   through the gateway on this machine" in other
     assert f"off: {hosted.name}'s own rules cannot hold egress[0].ports=[443] (ports)" in other
+
+
+def test_run_goes_through_the_gateway(hosted: Hosted, cli: Any) -> None:
+    """A single command has an agent then, and the line that says what was refused."""
+    fetch = "import urllib.request; urllib.request.urlopen('https://elsewhere.example/')"
+    egress = ("--egress", ONLY_THE_GATEWAY)
+    ran = cli("run", "--backend", hosted.name, *egress, "--", "python3", "-c", fetch)
+    assert "403 egress denied: elsewhere.example:443 (no rule allows it" in ran.stderr
 
 
 async def test_ps_says_which_way(client: Any, cli: Any, hosted: Hosted) -> None:

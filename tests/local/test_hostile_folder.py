@@ -21,8 +21,9 @@ from sandbox_kernel.sandboxes.local import (
     folder_contents,
     jail_start,
     nested_mounts,
+    shared_folder,
 )
-from sandbox_kernel.sandboxes.local.shared_folder import SharedFolder, share
+from sandbox_kernel.sandboxes.local.shared_folder import SharedFolder
 from sandbox_kernel.spec import SandboxSpec
 
 from .sandboxes import client_that_leaves_nothing, sandbox
@@ -136,7 +137,7 @@ async def test_what_a_sandbox_moves_stays_hidden_from_the_next(
         shutil.rmtree(folder / "private")
         shutil.rmtree(folder / "a")
     async with sandbox(client, folder=str(folder), folder_writable=True) as handle:
-        await handle.exec("/bin/sh", ["-c", move], timeout=30)
+        await handle.exec("/bin/sh", ["-c", MOVES[move]], timeout=30)
     look = f"chmod -R u+rwx . 2>/dev/null; {LISTING}"
     async with sandbox(client, folder=str(folder), folder_writable=True) as handle:
         ran = await handle.exec("/bin/sh", ["-c", look], timeout=60)
@@ -198,6 +199,7 @@ async def test_files_that_move_while_a_jail_starts(
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / "key").write_text(SECRET)
+    share = shared_folder.share
 
     def shared(*args: object, **options: object) -> SharedFolder:
         found = share(*args, **options)  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ REST = " ".join(
     for name in ("surface", "streams", "lifecycle", "kernels", "bare_image")
 )
 """What takes longer than a quarter hour, after what the quick run has, too."""
+FILES = "tests/conformance/test_kernels.py::test_files_beside_the_notebook"
+"""Of what takes longer, for the quick run."""
 JAIL = "tests/microvm/test_jail.py"
 """What is no microVM, but needs a machine like the rig's; in one of the two."""
 _printing = threading.Lock()
@@ -99,7 +101,7 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
         f"--backend {backend} --backend-spec '{spec}' "
         f"{JAIL if backend == BACKENDS[0] else ''} "
         f"tests/microvm/test_{backend}.py tests/conformance/test_ways_out.py "
-        f"{'' if arguments.quick else REST}"
+        f"{FILES if arguments.quick else REST}"
     )
 
 

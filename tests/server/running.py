@@ -160,6 +160,26 @@ class JupyterServer:
         return opened
 
 
+class Events:
+    """The server's events, as a client is sent them."""
+
+    def __init__(self, server: JupyterServer) -> None:
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+            header=[f"Authorization: token {TOKEN}"],
+            timeout=PATIENCE,
+        )
+
+    def next(self, schema: str) -> dict[str, Any]:
+        while True:
+            event: dict[str, Any] = json.loads(self._socket.recv())
+            if event["schema_id"] == schema:
+                return event
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class NotDone(AssertionError):
     """A cell does not come to its end."""
 
@@ -188,7 +208,13 @@ class Tab:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, kind: str, content: dict[str, Any], channel: str = "shell") -> str:
+    def send(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        channel: str = "shell",
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
         message_id = uuid.uuid4().hex
         header = {
             "msg_id": message_id,
@@ -198,16 +224,18 @@ class Tab:
             "date": "2026-01-01T00:00:00Z",
             "version": "5.3",
         }
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        parts = {"parent_header": {}, "metadata": metadata or {}, "content": content}
+        message = {"header": header, **parts}
         packed = serialize_msg_to_ws_v1(message, channel, lambda part: json.dumps(part).encode())
         self._socket.send_binary(packed)
         return message_id
 
-    def begin(self, code: str) -> str:
-        """Send a cell; the id of the request."""
+    def begin(self, code: str, cell_id: str = "") -> str:
+        """Send a cell, with its id as JupyterLab does; the id of the request."""
         # Without stop_on_error: what is sent right after an interrupt would be aborted, too.
         options = {"silent": False, "store_history": True, "stop_on_error": False}
-        return self.send("execute_request", {"code": code, **options})
+        metadata = {"cellId": cell_id} if cell_id else {}
+        return self.send("execute_request", {"code": code, **options}, metadata=metadata)
 
     def read(self, within: float = PATIENCE) -> dict[str, Any]:
         """The next message. The server's pings do not count: they come for ever."""

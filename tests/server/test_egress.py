@@ -12,8 +12,7 @@ from sandbox_kernel.jupyter.server.egress import DENIAL_EVENTS
 from tests.cli.running import Cli
 
 from .conftest import StartServer
-from .running import JupyterServer, open_notebook, the_sandbox
-from .test_notices import Events
+from .running import Events, JupyterServer, open_notebook, the_sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +132,36 @@ def test_a_sandbox_without_a_network_says_so(make_server: StartServer) -> None:
     assert "name resolution" in installing
     assert installing.count("without a network") + installing.count("has no network") == 1
     assert server.get("/sandbox-kernel/api/egress")["kernels"][0]["enforced_by"] is None
+
+
+def test_a_notebook_asks_for_less(server: JupyterServer) -> None:
+    """Its own metadata narrows the rules, and the cell says where the denial comes from. What is
+    more than granted is left out, and the notebook says so. What is wrong is an error."""
+    model = server.notebook("n.ipynb")
+
+    def ask_for(asked: object) -> None:
+        metadata = {"sandbox_kernel": asked}
+        content = {"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+        body = {"type": "notebook", "format": "json", "content": content}
+        server.request("PUT", f"/api/contents/{model['path']}", body)
+
+    ask_for({"egress": ["other.example"], "memory_mib": 256, "readable": ["/root"]})
+    session, tab = open_notebook(server, "n.ipynb")
+    said = tab.run("import socket\ntry: socket.gethostbyname('data.example')\nexcept OSError: pass")
+    told = " ".join(said.split())
+    assert "asks for more than its kernel grants" in told
+    assert "readable (no notebook can set it)" in told
+    assert "egress other.example" in told
+    assert "egress denied: data.example" in told
+    assert " 256 MiB" in Cli(Path())("ps").stdout.replace("/256", " 256")
+    assert "only within" in Cli(Path())("policy", "show", the_sandbox()).stdout
+    server.request("DELETE", f"/api/sessions/{session}")
+
+    ask_for({"egress": ["no host!"]})
+    status, why = server.refused(
+        "POST",
+        "/api/sessions",
+        {"path": "n.ipynb", "name": "n.ipynb", "type": "notebook", "kernel": {"name": "sandbox"}},
+    )
+    assert status == 500
+    assert "wrong setting in its metadata" in " ".join(why.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox_kernel.workspace import Store
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartServer
 from .running import JupyterServer, open_notebook
@@ -39,3 +40,64 @@ def test_a_mount(make_server: StartServer, monkeypatch: pytest.MonkeyPatch, mode
     request = tab.begin("open('nowhere.csv')")
     assert tab.until_done(request)["status"] == "error"
     assert not tab.text(request)
+
+
+@pytest.mark.slow
+def test_a_copy(make_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are in the folder after a save of the notebook, and after its kernel is shut down.
+    What both sides have changed is left, and named in the notebook."""
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", "copy")
+    server = with_files(make_server)
+    work = server.root / "work"
+    session, tab = open_notebook(server, "work/n.ipynb")
+    assert tab.run(CODE) == "1,2 module\n"
+    tab.run("open('result.txt', 'w').write('saved')")
+    server.notebook("work/n.ipynb", ("1 + 1",))
+    wait_until(lambda: (work / "result.txt").exists(), "the results of the save")
+    (work / "data.csv").write_text("by hand")
+    (work / "later.csv").write_text("new")
+    request = tab.begin("open('data.csv', 'w').write('by the kernel')")
+    tab.until_done(request)
+    server.notebook("work/n.ipynb", ("1 + 1", "2 + 2"))
+    while "data.csv: changed on the host" not in tab.text(request):
+        tab.read()
+    tab.run("open('result.txt', 'w').write('at the end')")
+    server.request("DELETE", f"/api/sessions/{session}")
+    wait_until(lambda: (work / "result.txt").read_text() == "at the end", "the last results")
+    assert (work / "data.csv").read_text() == "by hand"
+    _, tab = open_notebook(server, "work/n.ipynb")
+    request = tab.begin("print(open('later.csv').read(), open('data.csv').read())")
+    assert tab.until_done(request)["status"] == "ok"
+    assert "new by the kernel\n" in tab.text(request)
+    assert "1 files have changed in" in tab.text(request)
+
+
+@pytest.mark.slow
+def test_a_notebook_with_a_saved_workspace(
+    make_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mount it is left as it was, the notebook says so, and it is used again without."""
+    server = with_files(make_server)
+    server.notebook("work/n.ipynb", ("import os",))
+    session, tab = open_notebook(server, "work/n.ipynb")
+    tab.run("open('kept.txt', 'w').write('saved')")
+    server.request("DELETE", f"/api/sessions/{session}")
+    server.end()
+    [name] = Store.open().names()
+    before = Store.open().latest(name)
+
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", "mount")
+    server.start()
+    session, tab = open_notebook(server, "work/n.ipynb")
+    said = tab.run("import os; print(os.path.exists('kept.txt'))")
+    assert "False\n" in said
+    assert f"workspace export {name}" in " ".join(said.split())
+    server.notebook("work/n.ipynb", ("import os", "1 + 1"))
+    server.request("DELETE", f"/api/sessions/{session}")
+    server.end()
+    assert Store.open().latest(name) == before
+
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", "none")
+    server.start()
+    _, tab = open_notebook(server, "work/n.ipynb")
+    assert tab.run("print(open('kept.txt').read())") == "saved\n"

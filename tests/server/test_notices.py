@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import websocket
 
 from sandbox_kernel.jupyter.server.kernel_events import DEATH_EVENTS
 from sandbox_kernel.jupyter.server.save_hooks import SAVE_EVENTS
@@ -16,27 +15,7 @@ from tests.helpers.waiting import wait_until
 from tests.kernels.live import PATIENCE
 
 from .conftest import StartServer
-from .running import TOKEN, JupyterServer, Tab, in_the_sandbox, kill_the_sandbox, open_notebook
-
-
-class Events:
-    """The server's events, as a client is sent them."""
-
-    def __init__(self, server: JupyterServer) -> None:
-        self._socket = websocket.create_connection(
-            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
-            header=[f"Authorization: token {TOKEN}"],
-            timeout=PATIENCE,
-        )
-
-    def next(self, schema: str) -> dict[str, Any]:
-        while True:
-            event: dict[str, Any] = json.loads(self._socket.recv())
-            if event["schema_id"] == schema:
-                return event
-
-    def close(self) -> None:
-        self._socket.close()
+from .running import Events, JupyterServer, Tab, in_the_sandbox, kill_the_sandbox, open_notebook
 
 
 @pytest.fixture
@@ -213,7 +192,8 @@ def test_files_beside_the_notebook(server: JupyterServer, folder: Path) -> None:
         ("import numpy_is_not_here", ""),
         ("import helper.part", "'helper.py' lies beside the notebook"),
         ("open('nowhere.csv')", ""),
-        ("open('../out.csv')", ""),
+        ("open('../out.csv')", "leads out of the notebook's folder"),
+        ("open('../nowhere.csv')", "leads out of the notebook's folder"),
         ("open('link.csv')", ""),
         ("open('.env')", ""),
         ("open('x' * 10000)", ""),
@@ -223,6 +203,6 @@ def test_files_beside_the_notebook(server: JupyterServer, folder: Path) -> None:
         said = tab.text(request)
         assert bool(said) == bool(named), (code, said)
         assert named in said
-        assert ("SANDBOX_KERNEL_FILES=mount-ro" in said) == bool(named)
+        assert ("SANDBOX_KERNEL_FILES=mount-ro" in said) == ("lies beside" in named)
     shown = [m["kind"] for m in tab.messages if m["kind"] in ("error", "stream")]
     assert shown[:4] == ["error", "stream", "error", "stream"]

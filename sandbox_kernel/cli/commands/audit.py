@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.audit import Event
-from sandbox_kernel.audit.reading import SUFFIX, Follower, audits, is_denied, merged, read
+from sandbox_kernel.audit.event_log import SUFFIX
+from sandbox_kernel.audit.reading import Follower, audits, is_denied, merged, read
 from sandbox_kernel.audit.trail import FOLDER
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import note, shown_path
@@ -157,8 +158,8 @@ def _egress(event: Event) -> str:
 
 
 def _facts(event: Event) -> str:
-    shown = [f"{key}={_value(value)}" for key, value in event.items() if key not in _COMMON]
-    return " ".join(shown)[:_MOST_SHOWN]
+    shown = {key: value for key, value in event.items() if key not in _COMMON and value}
+    return " ".join(f"{key}={_value(value)}" for key, value in shown.items())[:_MOST_SHOWN]
 
 
 def _value(value: Any) -> str:

@@ -30,8 +30,9 @@ def add(below: Commands) -> None:
     usage = "policy set [--backend BACKEND] NAME RULE ...  |  NAME --reset"
     parser = add_command(below, "set", set_rules, usage=usage)
     parser.add_which_backend()
+    parser.add_flag(_RESET, help="back to the rules that the sandbox was made with")
     parser.add_argument("name", metavar="NAME", help=SANDBOX_HELP)
-    about = "RULE ... in place of all; +RULE to add; -HOST to remove; --reset: as it was made"
+    about = "RULE ... in place of all; +RULE to add; -HOST to remove"
     parser.add_argument("rules", nargs=argparse.REMAINDER, metavar="RULE", help=about)
     parser = add_command(below, "show", show)
     parser.add_sandbox()
@@ -55,8 +56,8 @@ def set_rules(arguments: argparse.Namespace) -> int:
       sandbox-kernel policy set kernel-1a2b --reset
     """
     words = list(arguments.rules)
-    reset = words == [_RESET]
-    if not words or (_RESET in words and not reset):
+    reset = words == [_RESET] or (arguments.reset and not words)
+    if not reset and (not words or arguments.reset or _RESET in words):
         arguments.parser.error("give rules, or --reset alone")
     option = next((word for word in words if word.startswith("--") and not reset), None)
     if option:

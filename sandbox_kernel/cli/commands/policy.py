@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sandbox_kernel.cli.commands import live_policy
+from sandbox_kernel.cli.commands import live_policy, policy_learn
 from sandbox_kernel.cli.options import Commands, add_command, add_group
 from sandbox_kernel.untrusted_text import printable
 
@@ -16,6 +16,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("url", metavar="URL", help="a URL, or HOST:PORT")
     parser.add_argument("--method", default="GET", metavar="M", help="default: GET")
     live_policy.add(below)
+    policy_learn.add(below)
 
 
 def about(arguments: argparse.Namespace) -> None:
@@ -24,6 +25,7 @@ def about(arguments: argparse.Namespace) -> None:
     examples:
       sandbox-kernel policy set kernel-1a2b +data.example
       sandbox-kernel policy check rules.txt https://data.example/v1/table
+      sandbox-kernel policy learn analysis.ipynb > rules.txt
     """
 
 

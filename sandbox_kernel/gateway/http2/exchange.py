@@ -78,8 +78,7 @@ class Exchange:
         found = bytearray()
         while not self._is_whole and (item := await self._client.next()) is not None:
             if isinstance(item, Block):
-                heads.read_trailers(item.headers, 400)  # they are dropped
-                break
+                raise Refusal(501, "a request that is to be signed again has trailers")
             found += item.content
             self._client.took(item)
             self._moved()

@@ -13,8 +13,8 @@ _RESPONSE, _AUTHORITATIVE, _RECURSION_WANTED, _RECURSION = 0x8000, 0x0400, 0x010
 _OPCODE = 0x7800
 _INTERNET = 1
 _POINTER_TO_QUESTION = 0xC00C
-_LIFE = 5
-"""Seconds for which a program may keep an answer: rules can change."""
+LIFE = 5
+"""Seconds for which an answer may be kept: rules can change."""
 _NAME = re.compile(
     r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*"
 )
@@ -71,4 +71,4 @@ def answer(query: Query, code: int, address: Optional[bytes] = None) -> bytes:
     body = query.head[_HEADER.size :]
     if not found or address is None:
         return header + body
-    return header + body + _ANSWER.pack(_POINTER_TO_QUESTION, A, _INTERNET, _LIFE, 4, address)
+    return header + body + _ANSWER.pack(_POINTER_TO_QUESTION, A, _INTERNET, LIFE, 4, address)

@@ -10,6 +10,7 @@ decided on the host: here it is only carried. The targets of the streams:
 """
 
 import json
+import resource
 import socket
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -21,14 +22,16 @@ from ...wire.peer import Peer
 from ...wire.pump import Pump
 from ..loop import Loop
 from . import dns
-from .address_book import AddressBook
+from .address_book import MOST_NAMES, AddressBook
+from .allowance import Allowance
 
 PRIORITY = BULK + 1
 MOST_CONNECTIONS = 256
 _MOST_QUESTIONS = 64
-_MOST_LISTENERS = 1024
+_MOST_LISTENERS = 2 * MOST_NAMES
 _BACKLOG = 128
 _QUESTION_TIMEOUT = 10.0
+_PAUSE = 0.1
 _LOOPBACK = "127.0.0.1"
 _DNS_PORT = 53
 
@@ -44,13 +47,20 @@ class WaysOut:
         self._pumps: Set[Pump] = set()
         self._questions: Set[_Question] = set()
         self._names: Optional[socket.socket] = None
+        self._known: Dict[str, float] = {}  # names that may be reached, and until when that holds
+        self._allowance = Allowance(loop.time)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_listeners = min(_MOST_LISTENERS, files // 2)  # the agent needs some, too
 
     def open(self, proxy: int) -> Dict[str, Any]:
         """Open the proxy's port and, where this process may, the DNS server. OSError if the proxy's
-        port is taken. Once is enough; later calls change nothing."""
+        port is taken. What is open stays open; a provider may have put another resolver into a
+        sandbox that it has copied."""
         if (_LOOPBACK, proxy) not in self._listeners:
             self._listen(_LOOPBACK, proxy)
             self._open_names()
+        if self._names is not None:
+            _use_resolver()
         return {"proxy": proxy, "names": self._names is not None and _uses_resolver()}
 
     def end_session(self) -> None:
@@ -76,6 +86,12 @@ class WaysOut:
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def _accept(self, listener: socket.socket) -> None:
+        if not self._allowance.take():  # those who wait are in the listener's queue
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(
+                _PAUSE, self._loop.add_reader, listener.fileno(), self._accept, listener
+            )
+            return
         try:
             sock, _ = listener.accept()
             # What the host sends is meant to arrive now, in whatever pieces it comes.
@@ -86,7 +102,9 @@ class WaysOut:
         if not target or peer is None or len(self._pumps) >= MOST_CONNECTIONS:
             return sock.close()
         stream = peer.mux.open(target, PRIORITY)
-        self._pumps.add(HalfClosePump(self._loop, peer, stream, sock, self._pumps.discard))
+        pump = _Connection(self._loop, peer, stream, sock, self._pumps.discard)
+        pump.on_first_data = self._allowance.give_back
+        self._pumps.add(pump)
         peer.flush_soon()
 
     def _target(self, sock: socket.socket) -> str:
@@ -110,7 +128,6 @@ class WaysOut:
             return sock.close()
         sock.setblocking(False)
         self._names = sock
-        _use_resolver()
         self._loop.add_reader(sock.fileno(), self._asked, sock)
 
     def _asked(self, sock: socket.socket) -> None:
@@ -125,7 +142,9 @@ class WaysOut:
         peer = self._peer()
         if query.kind not in (dns.A, dns.AAAA) or not dns.is_name(query.name):
             reply(dns.NO_SUCH_NAME)
-        elif peer is None or len(self._questions) >= _MOST_QUESTIONS:
+        elif self._known.get(query.name, 0.0) > self._loop.time():
+            self._found(query, reply)
+        elif peer is None or len(self._questions) >= _MOST_QUESTIONS or not self._allowance.take():
             reply(dns.SERVER_FAILED)
         else:
             stream = peer.mux.open("egress:ports:" + query.name, PRIORITY)
@@ -145,17 +164,27 @@ class WaysOut:
         address = self._book.address_of(query.name)
         if address is None:
             return reply(dns.SERVER_FAILED)
-        for port in ports:
-            self._listen_for(address, port)
+        if not all(self._listen_for(address, port) for port in ports):
+            return reply(dns.SERVER_FAILED)
+        self._known[query.name] = self._loop.time() + dns.LIFE
+        self._found(query, reply)
+
+    def _found(self, query: dns.Query, reply: "Callable[..., None]") -> None:
+        address = self._book.address_of(query.name)
+        assert address is not None
         reply(dns.NO_ERROR, socket.inet_aton(address) if query.kind == dns.A else None)
 
-    def _listen_for(self, address: str, port: int) -> None:
-        """Listen at a name's address, unless that is done, or not possible here."""
-        if (address, port) not in self._listeners and len(self._listeners) < _MOST_LISTENERS:
-            try:
-                self._listen(address, port)
-            except OSError as error:
-                print("agent: no way out at port %d: %s" % (port, error), flush=True)
+    def _listen_for(self, address: str, port: int) -> bool:
+        """Listen at a name's address. False if there are too many listeners already."""
+        if (address, port) in self._listeners:
+            return True
+        if len(self._listeners) >= self._most_listeners:
+            return False
+        try:
+            self._listen(address, port)
+        except OSError as error:  # a low port, where that is not allowed
+            print("agent: no way out at port %d: %s" % (port, error), flush=True)
+        return True
 
     @staticmethod
     def _reply(
@@ -178,6 +207,18 @@ def _use_resolver() -> None:
             file.write("nameserver 127.0.0.1\noptions timeout:15 attempts:1\n")
     except OSError:
         pass
+
+
+class _Connection(HalfClosePump):
+    """A program's connection; ``on_first_data`` is called when it has sent something."""
+
+    on_first_data: "Optional[Callable[[], object]]" = None
+
+    def _received(self, data: Buffer) -> Buffer:
+        if self.on_first_data is not None:
+            self.on_first_data()
+            self.on_first_data = None
+        return data
 
 
 def _uses_resolver() -> bool:

@@ -41,6 +41,8 @@ class Saver:
         self._again: set[str] = set()
         self._failing: set[str] = set()
         """Kernels whose last save failed, as their notebooks say."""
+        self._left_out: dict[str, Sequence[str]] = {}
+        """What notebooks say about files that were not written to their folders."""
         self._moving = asyncio.Lock()
         events.register_event_schema(SCHEMA)
         events.add_listener(schema_id=CONTENTS_EVENTS, listener=self.on_contents)
@@ -119,6 +121,9 @@ class Saver:
             self._failing.discard(kernel_id)
             text = f"The files of this notebook's kernel are saved again ({report})."
             self._kernels.say(kernel_id, text)
+        if report.also != self._left_out.get(kernel_id, []):
+            self._left_out[kernel_id] = report.also
+            self._tell_left_out(kernel_id, report.also, report.save.workspace)
         for problem in report.save.problems[:_MOST_PROBLEMS]:
             self._log.warning("Workspace %s: %s", report.save.workspace, problem)
         self._emit(
@@ -132,6 +137,16 @@ class Saver:
                 "message": str(report),
             }
         )
+
+    def _tell_left_out(self, kernel_id: str, problems: Sequence[str], workspace: str) -> None:
+        """Say once in the notebook which results are not in its folder."""
+        if problems:
+            self._kernels.say(
+                kernel_id,
+                f"The files are saved, but {len(problems)} of them were "
+                + "\n".join(problems[:_MOST_PROBLEMS])
+                + f"\n`sandbox-kernel workspace export {workspace} FOLDER` writes them elsewhere.",
+            )
 
     def tell_unsaved(self, kernel_id: str, unsaved: Unsaved) -> None:
         """Emit an event: the last save of a kernel has failed, and its sandbox is kept."""

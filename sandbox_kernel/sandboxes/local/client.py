@@ -29,6 +29,7 @@ from sandbox_kernel.sandboxes.local.hidden_paths import contains
 from sandbox_kernel.sandboxes.local.jail_folders import JailFolders
 from sandbox_kernel.sandboxes.local.jail_request import open_request
 from sandbox_kernel.sandboxes.local.jail_start import Launch
+from sandbox_kernel.sandboxes.local.limits import MIB, Limits
 from sandbox_kernel.sandboxes.local.placeholders import (
     Placeholder,
     make_placeholders,
@@ -84,6 +85,15 @@ class LocalClient(RecordingClient[LocalHandle]):
     def _launch(self, spec: SandboxSpec, sandbox_id: str, folders: JailFolders) -> Launch:
         python = environment.describe(spec.python or sys.executable)
         return Launch(spec, sandbox_id, folders, python, self.commands_apart)
+
+    def usual_limit(self, name: str) -> float | None:
+        usual = Limits.of(SandboxSpec())
+        return {
+            "memory_mib": usual.memory // MIB,
+            "cpus": len(os.sched_getaffinity(0)),
+            "processes": usual.processes,
+            "disk_mib": usual.disk // MIB,
+        }.get(name)
 
     def makes_spares(self, spec: SandboxSpec) -> bool:
         """Not with disk space that is set aside, nor for a folder that others use, too."""

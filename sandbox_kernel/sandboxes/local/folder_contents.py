@@ -6,6 +6,7 @@ hostile: it moves files while this looks, and gives folders names and permission
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import time
@@ -99,13 +100,13 @@ class _Search:
             before = os.lstat(place)
             with os.scandir(place) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
-            if not os.access(place, os.X_OK):
-                raise PermissionError
+            if _is_closed(place, before):
+                raise PermissionError(errno.EACCES, "the sandbox could not look into it")
         except FileNotFoundError:
             return
         except OSError as error:
             if not folder:
-                raise SpecError(f"The folder {self._top} cannot be listed: {error}") from error
+                raise SpecError(f"{self._top} cannot be shown: {error.strerror}.") from error
             # Its owner could open it in the jail, or open files in it by their names.
             self.found.covered.append((folder, True))
             return
@@ -134,6 +135,13 @@ class _Search:
                     self.found.fixed.update(_above(path))
             elif is_folder:
                 yield path
+
+
+def _is_closed(place: str, found: os.stat_result) -> bool:
+    """Whether the jail could not look into a folder now. It has no rights of root's."""
+    if os.geteuid() != 0:
+        return not os.access(place, os.R_OK | os.X_OK)
+    return (found.st_mode >> (6 if found.st_uid == 0 else 0)) & 5 != 5
 
 
 def _above(path: str) -> Iterator[str]:

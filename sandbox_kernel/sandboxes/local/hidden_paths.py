@@ -89,15 +89,31 @@ def exposes(path: str) -> str | None:
     return "a home folder" if os.path.dirname(real) == "/home" else None
 
 
-def is_part_of(path: str) -> str | None:
+def check_not_private(folder: str, refused: str) -> None:
+    """SpecError, which begins with ``refused``, for a folder that no sandbox may get any of."""
+    if reason := exposes(folder):
+        what = f"it is, or holds, {reason}"
+    elif reason := _is_part_of(folder):
+        what = f"it is {reason}"
+    else:
+        return
+    raise SpecError(
+        f"{refused} cannot be shown: {what}. Move the notebook to a folder of its own, or set "
+        f"files=none."
+    )
+
+
+def _is_part_of(path: str) -> str | None:
     """What must stay hidden and ``path`` is a part of, in words; None if it is of nothing."""
     real = os.path.realpath(path)
     for place in ("/etc", "/proc", "/sys", "/dev", "/boot"):
         if contains(place, real):
-            return f"of {place}"
+            return f"a part of {place}"
     home = os.path.realpath(os.path.expanduser("~"))
-    if home != "/" and contains(home, real) and os.path.relpath(real, home).startswith("."):
-        return "hidden" if real != home else None
+    if home not in ("/", real) and contains(home, real):
+        hidden = os.path.relpath(real, home).partition("/")[0]
+        if hidden.startswith("."):
+            return f"a part of {hidden} in the home folder"
     return None
 
 

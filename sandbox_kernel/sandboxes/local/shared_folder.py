@@ -18,10 +18,9 @@ from sandbox_kernel.guest.workspace.ignore_file import IGNORE_FILE
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.local.folder_contents import Contents, Identity, look_through
 from sandbox_kernel.sandboxes.local.hidden_paths import (
+    check_not_private,
     contains,
-    exposes,
     is_environment,
-    is_part_of,
 )
 from sandbox_kernel.sandboxes.local.mounts import Bind
 from sandbox_kernel.spec import SandboxSpec
@@ -47,20 +46,6 @@ def check_folder(spec: SandboxSpec) -> str:
     if spec.folder_writable:
         _check_writable(real, refused)
     return real
-
-
-def check_not_private(folder: str, refused: str) -> None:
-    """SpecError, which begins with ``refused``, for a folder that no sandbox may get any of."""
-    if reason := exposes(folder):
-        what = f"it is, or holds, {reason}"
-    elif reason := is_part_of(folder):
-        what = f"it is {reason}" if reason == "hidden" else f"it is part {reason}"
-    else:
-        return
-    raise SpecError(
-        f"{refused} cannot be shown: {what}. Move the notebook to a folder of its own, or set "
-        f"files=none."
-    )
 
 
 def _check_writable(real: str, refused: str) -> None:
