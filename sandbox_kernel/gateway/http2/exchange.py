@@ -97,7 +97,7 @@ class Exchange:
             await self._copy(self._client, server, body, 400, self._sent)
         except StreamBroken:
             pass  # the client's end is the watch's concern; the server may have answered before
-        except (Refusal, OSError) as error:
+        except Exception as error:  # noqa: BLE001  the watch raises it where it is handled
             self._watch.end(error)
 
     async def _respond(self, server: Stream) -> None:
