@@ -29,7 +29,7 @@ PUBLIC_PREFIXES = (
 )
 """How values of well-known kinds begin. A placeholder begins like its value, so that a program that
 checks the form accepts it; nothing else of a value is in its placeholder."""
-MAX_SECRETS = 64
+MAX_SECRETS = 32
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SHORT = re.compile(r"([^=@]*)(?:=(.*?))?(?:@([^@]*))?", re.DOTALL)
 _NATIVE = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -16,6 +16,10 @@ tls             ends TLS where requests must be read (the extra ``gateway``)
 http2           forwards HTTP/2, request by request
 relay           copies bytes both ways
 rewriting       what is changed in messages that are read: the seam for secrets
+secret_*        secrets: where values come from, how they are held, put in and taken out
+placeholders    what stands for a secret in the sandbox
+replacing       replaces in streams; framed_replacing: in WebSocket and gRPC messages
+sigv4           signs requests to AWS again
 gateway         puts these together, for one connection at a time
 audit           what happened, as JSON lines
 presets         @pip, @npm and @conda in rules

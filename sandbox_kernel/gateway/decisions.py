@@ -72,7 +72,7 @@ def judge_request(policy: EgressPolicy, target: Target, method: str, path: str) 
 def connection_decisions(
     policy: EgressPolicy, target: Target, why_unread: str = NEEDS_EXTRA
 ) -> list[Decision]:
-    """What each level of the policy says of a connection, and why nothing in it can be read."""
+    """What each level of the policy says of a connection."""
     found = [_judge_connection(level, target, why_unread) for level in policy.levels]
     return _named(policy, found)
 

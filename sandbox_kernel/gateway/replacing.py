@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-_PRINTABLE = re.compile(rb"[\x20-\x7e]*")
-_LAST_RUN = re.compile(rb"[\x20-\x7e]*\Z")
+_PRINTABLE = bytes(range(0x20, 0x7F))
 OnMatch = Callable[[bytes], object]
 
 
@@ -24,7 +23,7 @@ class Replacements:
     """
 
     def __init__(self, pairs: Mapping[bytes, bytes], *, hold: int = 0) -> None:
-        if hold and any(len(n) > hold or not _PRINTABLE.fullmatch(n) for n in pairs):
+        if hold and any(len(n) > hold or n.strip(_PRINTABLE) for n in pairs):
             raise ValueError("a match may be longer than what is held back")
         self._hold = hold
         needles = sorted((needle for needle in pairs if needle), key=len, reverse=True)
@@ -75,8 +74,8 @@ class Replacements:
     def _open_from(self, data: bytes) -> int:
         """Where the first possible beginning of a match is that the end of the data cuts."""
         if self._hold:
-            end = data[max(0, len(data) - self._hold + 1) :]
-            return len(data) - len(end) + _LAST_RUN.search(end).start()  # type: ignore[union-attr]
+            before = max(0, len(data) - self._hold + 1)
+            return before + len(data[before:].rstrip(_PRINTABLE))
         for at in range(max(0, len(data) - self.longest + 1), len(data)):
             if data[at] in self._first:
                 rest = data[at:]

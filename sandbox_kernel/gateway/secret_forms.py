@@ -10,7 +10,7 @@ from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 LONGEST_FORM = 6
-"""Most bytes that one character of a value has in any form (``&quot;``)."""
+"""Most bytes that one character of a value has in any form (``&quot;``, ``\\u0026``)."""
 Escape = Callable[[str], str]
 _CORE = ((0, 0), (1, 2), (2, 3))
 """Bytes before a value, and the first character of their base64 that they do not touch."""
@@ -73,9 +73,20 @@ def stretched(placeholder: str, length: int) -> str:
 
 def _texts(value: str) -> set[str]:
     percent = {in_url(value), quote(value), in_form(value), quote(value, safe="/:@!$&'()*+,;=")}
-    escaped = {in_json(value), in_json(value).replace("/", "\\/"), in_markup(value)}
+    plain_json = in_json(value)
+    escaped = {
+        *(plain_json, plain_json.replace("/", "\\/"), in_markup(value)),
+        _with_numbers(plain_json, "<>&", "04x"),  # as Go does
+        _with_numbers(plain_json, "<>&'", "04x"),  # as templates in Python do
+        _with_numbers(value, "<>&'\"+`\\", "04X").replace("\\u005C", "\\\\"),  # as .NET does
+    }
     lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in percent}
     return {value, html.escape(value, quote=False), *percent, *lower, *escaped}
+
+
+def _with_numbers(text: str, characters: str, form: str) -> str:
+    """JSON text in which these characters are written as numbers."""
+    return "".join(f"\\u{ord(one):{form}}" if one in characters else one for one in text)
 
 
 def _encoded(value: str) -> list[bytes]:

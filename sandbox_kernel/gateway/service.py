@@ -73,9 +73,9 @@ class Service:
         self.dialler = dialler
         self.limits = limits
         self.rewriting = rewriting or Unchanged()
+        self.budget = Budget()
         self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
         """For requests whose body is in memory before they are sent."""
-        self.budget = Budget()
         self._audit = audit
         self._sandbox = sandbox
         self._under_way: dict[Watch, Passage] = {}

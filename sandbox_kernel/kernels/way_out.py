@@ -124,8 +124,7 @@ class WayOut:
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError; SandboxError."""
         found = await asyncio.to_thread(expand, policy)
-        secure_logins = any(login.over_tls for login in found.logins.values())
-        if found.policy.counts_requests or secure_logins:
+        if found.policy.counts_requests or found.logins:
             partial = any(rule.is_partial for rule in found.policy.all_rules)
             if partial and not extra.installed():
                 raise SpecError(f"Rules with methods or paths are not used: {extra.MISSING}")

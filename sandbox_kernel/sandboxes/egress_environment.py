@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.tls import extra, roots
 from sandbox_kernel.gateway.tls.roots import BUNDLE_VARIABLES
+
+if TYPE_CHECKING:
+    from sandbox_kernel.gateway.presets import Expansion
 
 PROXY_PORT = 3128
 """In the sandbox, at 127.0.0.1: HTTP and SOCKS."""
@@ -27,7 +31,7 @@ def egress_variables(policy: EgressPolicy) -> dict[str, str]:
     if not policy:
         return {}
     found = {name: os.environ[name] for name in BUNDLE_VARIABLES if name in os.environ}
-    found.update(_preset_variables(policy))
+    found.update(_preset_variables(_presets(policy)))
     hidden = [name for name in BUNDLE_VARIABLES if not found.get(name, "").startswith(_SHOWN)]
     shown = {k: v for k, v in found.items() if k not in hidden}
     return {**shown, **_proxy_variables()}
@@ -38,11 +42,11 @@ def egress_variables_for_image(policy: EgressPolicy, *, reads: bool = False) -> 
     requests must be read for it (``reads``, or for a rule), there will be one at IMAGE_BUNDLE."""
     if not policy:
         return {}
-    preset, logins = _presets(policy)
-    found = {k: v for k, v in preset.items() if k not in BUNDLE_VARIABLES}
+    presets = _presets(policy)
+    found = {k: v for k, v in _preset_variables(presets).items() if k not in BUNDLE_VARIABLES}
     if any(rule.host == "@pip" for rule in policy.all_rules):
         found.update(_OWN_SYSTEM)
-    reads = (reads or logins or policy.counts_requests) and may_end_tls(policy)
+    reads = (reads or policy.counts_requests or bool(presets.logins)) and may_end_tls(policy)
     trust = _trust_variables(IMAGE_BUNDLE) if reads else {}
     return {**found, **trust, **_proxy_variables()}
 
@@ -56,7 +60,7 @@ def may_end_tls(policy: EgressPolicy) -> bool:
 def with_bundle(policy: EgressPolicy, bundle: str) -> tuple[dict[str, str], bytes]:
     """As ``egress_variables``, for a sandbox that has a bundle of its own at this path; and what
     this machine trusts, to write there."""
-    preset = _preset_variables(policy)
+    preset = _preset_variables(_presets(policy))
     return {**preset, **_trust_variables(bundle), **_proxy_variables()}, roots.for_sandbox(preset)
 
 
@@ -84,22 +88,20 @@ def _trust_variables(bundle: str) -> dict[str, str]:
     return dict.fromkeys(BUNDLE_VARIABLES, bundle)
 
 
-def _preset_variables(policy: EgressPolicy) -> dict[str, str]:
-    return _presets(policy)[0]
+def _presets(policy: EgressPolicy) -> Expansion:
+    from sandbox_kernel.gateway.presets import expand  # lazy: start-up time
+
+    return expand(policy)
 
 
-def _presets(policy: EgressPolicy) -> tuple[dict[str, str], bool]:
-    """The variables of presets, and whether the gateway adds logins inside TLS for them."""
-    if not any(rule.is_preset for rule in policy.all_rules):
-        return {}, False
-    from sandbox_kernel.gateway.presets import expand, is_loopback_name  # lazy: start-up time
+def _preset_variables(found: Expansion) -> dict[str, str]:
+    from sandbox_kernel.gateway.presets import is_loopback_name  # lazy: start-up time
 
-    found = expand(policy)
     env = dict(found.env)
     if any(is_loopback_name(name.partition(":")[0]) for name in found.private_names):
         # NO_PROXY names the sandbox's own localhost, and this is the host's.
         env["PIP_PROXY"] = _PROXY
-    return env, any(login.over_tls for login in found.logins.values())
+    return env
 
 
 def _proxy_variables() -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 import pytest
@@ -15,6 +17,7 @@ from nbclient import NotebookClient
 
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.paths import data_dir
+from tests.helpers.package_index import PASSWORD, USER, index_with_login, wheel
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +41,38 @@ def outputs(
         "".join(one.get("text", "") or "\n".join(one.get("traceback", ())) for one in cell.outputs)
         for cell in notebook.cells
     ]
+
+
+def test_an_index_that_asks_for_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The login is in pip's settings on this machine, and is never in the sandbox."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    packages = {"thing": wheel("thing", needs=["helper"]), "helper": wheel("helper")}
+    with index_with_login(packages) as served:
+        login = f"{USER}:{quote(PASSWORD, safe='')}"
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://{login}@localhost:{served.port}/simple")
+        installed, used, sandbox = outputs(
+            [
+                "%pip install thing",
+                "import thing, helper; print(thing.NAME, helper.NAME)",
+                "import os, subprocess\n"
+                "print(dict(os.environ), open('/proc/self/environ').read())\n"
+                "print(subprocess.run(['pip', 'config', 'list'], capture_output=True).stdout)",
+            ],
+            monkeypatch,
+            tmp_path,
+            "@pip",
+        )
+    assert "Successfully installed" in installed
+    assert used == "thing helper\n"
+    assert f"localhost:{served.port}/simple" in sandbox
+    for secret in (USER, PASSWORD, quote(PASSWORD, safe="")):
+        assert secret not in sandbox
+        assert secret not in installed
+    assert served.refused == 0
+    kept = [path for path in data_dir().rglob("*") if path.is_file()]
+    assert [path for path in kept if PASSWORD.encode() in path.read_bytes()] == []
 
 
 def test_a_kernel_without_rules_is_as_before(

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
+import base64
 import json
 import logging
 import secrets as random
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import pytest
+import trustme
 
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.errors import SpecRefused
-from sandbox_kernel.gateway.gateway import Gateway
-from sandbox_kernel.kernels import SandboxedKernel, way_out
+from sandbox_kernel.gateway.tls import extra
+from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.paths import data_dir, runtime_dir
 from sandbox_kernel.sandboxes.local.client import LocalClient
 from sandbox_kernel.spec import SandboxSpec
 from tests.conformance.kernels import execute, kernel, sandboxed
 from tests.helpers.coroutines import finish
+from tests.helpers.named_hosts import NamedHosts
 from tests.kernels.live import provisioner_of
 
 pytestmark = pytest.mark.slow
@@ -49,26 +51,43 @@ class Echo(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None: ...
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+@dataclass
+class Server:
     """Stands for api.example and other.example, for every gateway of this process."""
-    handler = type("Handler", (Echo,), {"seen": []})
-    found = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
 
-    async def resolve(name: str, port: int) -> Any:
-        return [ip_address("127.0.0.1")]
+    scheme: str
+    port: int
+    seen: list[str] = field(default_factory=list)
 
-    port = found.server_port
-    names = [f"api.example:{port}", f"other.example:{port}"]
+    @property
+    def insecure(self) -> bool:
+        return self.scheme == "http"
 
-    def gateway(*arguments: Any, private_names: object, **rest: Any) -> Any:
-        return Gateway(*arguments, private_names=names, resolve=resolve, **rest)
 
-    monkeypatch.setattr(way_out, "Gateway", gateway)
+@pytest.fixture(params=["https", "http"])
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Server]:
+    found = Server(request.param, 443 if request.param == "https" else 80)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Echo,), {"seen": found.seen}))
+    if found.scheme == "https":
+        root = trustme.CA()
+        root.cert_pem.write_to_path(str(tmp_path / "roots.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "roots.pem"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        root.issue_cert("api.example", "other.example").configure_cert(context)
+        http.socket = context.wrap_socket(
+            http.socket, server_side=True, do_handshake_on_connect=False
+        )
+    hosts = NamedHosts(monkeypatch)
+    for name in ("api.example", "other.example"):
+        hosts.add(name, found.port, http.server_port)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
     yield found
-    found.shutdown()
-    found.server_close()
+    http.shutdown()
+    http.server_close()
+    thread.join()
 
 
 @pytest.fixture
@@ -80,14 +99,14 @@ def value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return made
 
 
-def declared(tmp_path: Path, port: int, **more: Any) -> str:
-    secret = {"name": "API_KEY", "from": f"file:{tmp_path}/the-secret"}
-    return json.dumps([{**secret, "hosts": [f"api.example:{port}"], "insecure": True, **more}])
+def declared(tmp_path: Path, server: Server) -> str:
+    secret = {"name": "API_KEY", "from": f"file:{tmp_path}/the-secret", "hosts": ["api.example"]}
+    return json.dumps([{**secret, "insecure": server.insecure}])
 
 
 USE = """
 import os, subprocess, requests
-url, key = "http://{}:%d/v1", os.environ["API_KEY"]
+url, key = "%s://{}/v1", os.environ["API_KEY"]
 print(requests.get(url.format("api.example"), headers={"Authorization": "Bearer " + key}).text)
 print(requests.get(url.format("api.example"), auth=("user", key)).text)
 print(requests.get(url.format("other.example"), headers={"Authorization": "Bearer " + key}).text)
@@ -146,7 +165,7 @@ def processes() -> Iterator[tuple[int, bytes]]:
 
 
 def test_a_value_is_used_and_nowhere_to_be_found(
-    server: ThreadingHTTPServer,
+    server: Server,
     value: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -156,18 +175,17 @@ def test_a_value_is_used_and_nowhere_to_be_found(
     """requests and curl use it. The cell, its variables, /proc, files, memory and dumps of the
     guest, and everything that this host writes down, have at most the placeholder."""
     caplog.set_level(logging.DEBUG)
-    port = server.server_port
-    monkeypatch.setenv("SANDBOX_KERNEL_EGRESS", f"api.example:{port} other.example:{port}")
-    monkeypatch.setenv("SANDBOX_KERNEL_SECRETS", declared(tmp_path, port))
+    monkeypatch.setenv("SANDBOX_KERNEL_EGRESS", "api.example other.example")
+    monkeypatch.setenv("SANDBOX_KERNEL_SECRETS", declared(tmp_path, server))
     with kernel() as (manager, client):
-        reply, printed = execute(client, USE % port)
+        reply, printed = execute(client, USE % server.scheme)
         assert reply["status"] == "ok", reply
         placeholder = printed.split()[-1]
         assert placeholder.startswith("sk-")
         assert len(placeholder) == len(value)
-        seen = server.RequestHandlerClass.seen  # type: ignore[attr-defined]
+        seen = server.seen
         assert [value in text for text in seen] == [True, False, False, True]
-        assert "user" not in seen[1], "inside Basic, and so in base64"
+        assert base64.b64encode(f"user:{value}".encode()).decode() in seen[1]
         assert placeholder in seen[2]
         assert value not in printed
         assert printed.count(placeholder) == 4
@@ -191,25 +209,26 @@ def test_a_value_is_used_and_nowhere_to_be_found(
     assert value not in "".join(capfd.readouterr())
     used = [event.get("secrets") for event in events if event["kind"] == "egress"]
     assert used == [["API_KEY"], ["API_KEY"], None, ["API_KEY"]]
-    [kept] = [event for event in events if event["kind"] == "secret"]
-    assert (kept["action"], kept["secret"], kept["host"]) == ("kept", "API_KEY", "other.example")
+    kept = [event for event in events if event["kind"] == "secret"]
+    facts = [(event["action"], event["secret"], event["host"]) for event in kept]
+    # Nobody reads what goes to other.example over TLS.
+    assert facts == ([("kept", "API_KEY", "other.example")] if server.insecure else [])
 
 
 def test_another_process_takes_the_sandbox_over(
-    server: ThreadingHTTPServer, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: Server, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The placeholder stays, and is replaced by the value of now, of whatever length; if there is
     none, requests that need it are refused, and the log says why."""
-    port = server.server_port
-    seen = server.RequestHandlerClass.seen  # type: ignore[attr-defined]
+    seen = server.seen
     secret_file = tmp_path / "the-secret"
     spec = SandboxSpec.from_mapping(
-        {"egress": f"api.example:{port}", "secrets": declared(tmp_path, port)}
+        {"egress": "api.example", "secrets": declared(tmp_path, server)}
     )
     script = (
         "import os, urllib.request as u\n"
-        f"q = u.Request('http://api.example:{port}/', headers=dict(Key=os.environ['API_KEY']))\n"
-        "try: u.urlopen(q)\n"
+        f"url, headers = '{server.scheme}://api.example/', dict(Key=os.environ['API_KEY'])\n"
+        "try: u.urlopen(u.Request(url, headers=headers))\n"
         "except u.HTTPError as error: print(error.reason)\n"
         "print(os.environ['API_KEY'])\n"
     )
@@ -254,9 +273,7 @@ def test_an_exposed_value(value: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert exposed == ["API_KEY"] * 3
 
 
-def test_commands_of_their_own(
-    server: ThreadingHTTPServer, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_their_own(value: str, tmp_path: Path) -> None:
     """`sandbox-kernel run` takes secrets as options. A command's output is a source, too."""
     cat = {"name": "MINE", "from": f"command:cat {tmp_path}/the-secret", "expose": True}
     arguments = ["run", "--secrets", json.dumps(cat), "--", "sh", "-c", "echo $MINE | rev"]
@@ -284,7 +301,7 @@ def test_what_is_refused(secret: str, why: str) -> None:
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extra, "installed", lambda: False)
     spec = SandboxSpec.from_mapping({"egress": "a.example", "secrets": "API_KEY@a.example"})
     with pytest.raises(SpecRefused, match=r"pip install 'sandbox-kernel\[gateway\]'"):
         LocalClient().check(spec)

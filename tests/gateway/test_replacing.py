@@ -28,6 +28,10 @@ FORMS: dict[str, Callable[[str], str]] = {
     "plain": lambda v: v,
     "JSON": lambda v: json.dumps({"a": v}),
     "JSON with escaped slashes": lambda v: json.dumps(v).replace("/", "\\/"),
+    "JSON, as Go writes it": lambda v: json.dumps(v).replace("&", "\\u0026"),
+    "JSON, as .NET writes it": lambda v: "".join(
+        "\\\\" if c == "\\" else f"\\u{ord(c):04X}" if c in "<>&'\"+`" else c for c in v
+    ),
     "URL": lambda v: quote(v, safe=""),
     "URL, lower case": lambda v: re.sub("%..", lambda e: e[0].lower(), quote(v, safe="")),
     "path": quote,

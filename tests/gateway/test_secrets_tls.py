@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
-from sandbox_kernel.gateway.secret_rewriting import SecretRewriting
+from sandbox_kernel.gateway.secret_rewriting import HeldSecret, SecretRewriting
+from sandbox_kernel.gateway.secret_values import SecretValue
+from sandbox_kernel.secret_declarations import read_secrets
 
-from .secure import H2Server, Secure, securing
-from .test_secrets import PLACEHOLDER, VALUE, echoing, held
+from .secure import H2Client, H2Request, H2Server, Secure, securing
+from .test_secrets import FAKE_ID, KEY_ID, PLACEHOLDER, VALUE, echoing, held
 
 REQUESTS = """
 import sys, requests
@@ -88,3 +94,71 @@ async def test_a_server_that_cannot_prove_who_it_is(tmp_path: Path) -> None:
         shown = await run(sys.executable, "-c", REQUESTS, *arguments)
         assert shown.startswith("502 the certificate of a.example")
         assert VALUE not in at.served.text
+
+
+async def test_plain_http_in_a_tunnel_is_read(tmp_path: Path) -> None:
+    """Also at a port that is not 80: the host is bound, so its requests are looked at."""
+    async with bound(tmp_path) as at:
+        reader, writer = await at.tunnel()
+        writer.write(f"GET / HTTP/1.1\r\nHost: {at.host}\r\nX-Key: {PLACEHOLDER}\r\n\r\n".encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b"403 egress denied: the secret KEY is not sent over plain http" in answer
+        writer.close()
+
+
+async def test_http2_answers_that_echo(tmp_path: Path) -> None:
+    """In interim headers, headers, a body in small frames and trailers."""
+
+    def answer(connection: Any, stream: int, request: H2Request) -> None:
+        key = request["x-key"]
+        connection.send_headers(stream, [(":status", "103"), ("link", key)])
+        connection.send_headers(stream, [(":status", "200"), ("x-echo", key)])
+        for letter in f"<{key}>":
+            connection.send_data(stream, letter.encode())
+        connection.send_headers(stream, [("x-trailer", key)], end_stream=True)
+
+    server = H2Server(answer=answer)
+    async with bound(tmp_path, handle=server, protocols=("h2",)) as at:
+        client = H2Client(*await at.connect("h2"))
+        stream = client.get("/", ("x-key", PLACEHOLDER), authority=at.host)
+        _, body = await client.response(stream)
+        assert server.requests[0]["x-key"] == VALUE
+        said = repr(client.events)
+        assert VALUE not in said
+        assert said.count(PLACEHOLDER) >= 3
+        assert body == f"<{PLACEHOLDER}>".encode()
+
+
+async def test_aws_with_http2(tmp_path: Path) -> None:
+    """The body is held for its signature, which the real key makes."""
+    server = H2Server()
+    async with bound(tmp_path, handle=server, protocols=("h2",)) as at:
+        made = AWSRequest("POST", f"{at.url}/", data=b"some data")
+        SigV4Auth(Credentials(FAKE_ID, PLACEHOLDER), "sqs", "eu-central-1").add_auth(made)
+        both = {"hosts": [at.host]}
+        names = [{"name": "ID", **both}, {"name": "KEY", "sigv4": "ID", **both}]
+        values = [(FAKE_ID, KEY_ID), (PLACEHOLDER, VALUE)]
+        at.rig.gateway._service.rewriting._secrets = tuple(  # type: ignore[attr-defined]
+            HeldSecret(declared, fake, SecretValue(real))
+            for declared, (fake, real) in zip(read_secrets(names), values, strict=True)
+        )
+        script = (
+            "import sys, httpx, ssl, json\n"
+            "url, proxy, bundle, headers = sys.argv[1:]\n"
+            "verify = ssl.create_default_context(cafile=bundle)\n"
+            "with httpx.Client(http2=True, proxy=proxy, verify=verify) as client:\n"
+            "    answer = client.post(url, headers=json.loads(headers), content=b'some data')\n"
+            "    print(answer.status_code, answer.http_version)\n"
+        )
+        headers = json.dumps(dict(made.headers.items()))
+        shown = await run(sys.executable, "-c", script, at.url, at.proxy, str(at.bundle), headers)
+        assert shown == "200 HTTP/2\n"
+        [got] = server.requests
+        assert got.body == b"some data"
+        theirs = AWSRequest("POST", f"{at.url}/", data=b"some data")
+        theirs.context["timestamp"] = made.context["timestamp"]
+        theirs.headers["X-Amz-Date"] = made.headers["X-Amz-Date"]
+        auth = SigV4Auth(Credentials(KEY_ID, VALUE), "sqs", "eu-central-1")
+        text = auth.string_to_sign(theirs, auth.canonical_request(theirs))
+        assert got["authorization"].endswith(f"Signature={auth.signature(text, theirs)}")
+        assert at.rig.events[-1]["secrets"] == ["ID", "KEY"]

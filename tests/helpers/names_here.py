@@ -42,7 +42,7 @@ def web_server() -> Iterator[int]:
 def stand_for(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """For gateways of this process these names are this machine, as if it were a public one; other
     names that end in .example have the address that ``PRIVATE`` has."""
-    system, check = addresses.resolve_with_system, addresses.may_dial
+    system, check = addresses.SystemResolver(), addresses.may_dial
 
     async def resolve(name: str, port: int) -> Sequence[Address]:
         if name in names:
@@ -52,5 +52,5 @@ def stand_for(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     def may_dial(address: Address, target: Target, *rest: Any) -> str | None:
         return None if target.host in names else check(address, target, *rest)
 
-    monkeypatch.setattr(addresses, "resolve_with_system", resolve)
+    monkeypatch.setattr(addresses, "SystemResolver", lambda: resolve)
     monkeypatch.setattr(addresses, "may_dial", may_dial)

@@ -53,13 +53,14 @@ class Terminator:
         read. False: it cannot, or nobody reads it, and nothing was taken. ``check`` raises for a
         client that asks for another host. Refusal; PeerClosed and OSError if a side broke."""
         partial = self._service.gate.is_partial(target)
+        reads = partial or self._service.rewriting.concerns(target)
         if not await self._client_begins(client, server, patient=not partial):
             return False
         first = await client.source.take(tls_hello.look_at, seconds=self._service.limits.head)
         if first.is_tls:
             check(first)
             await self._serve_tls(client, server, target, first)
-        elif partial and look_at_first(client.source.buffer) is Speaks.HTTP:
+        elif reads and look_at_first(client.source.buffer) is Speaks.HTTP:
             dial = _Dial(self._service, server)
             await HttpForwarder(self._service, client, target, dial=dial).serve()
             await close_after_answer(client)
