@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from benchmarks import proxies
 from benchmarks.columns import COLUMNS
 from benchmarks.livekernel import LiveKernel
 from sandbox_kernel.gateway import addresses
-from sandbox_kernel.gateway.names import Address
+from sandbox_kernel.gateway.names import Address, Target
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.egress_environment import PROXY_PORT
 from sandbox_kernel.tunnel import background
@@ -95,15 +95,11 @@ def standing_for_names() -> Iterator[None]:
     async def resolve(name: str, port: int) -> Sequence[Address]:
         return [ipaddress.ip_address("127.0.0.1")]
 
-    def may(
-        address: Address, target: Any, rule: Any, names: Collection[str], is_own: Any
-    ) -> str | None:
-        if target.host.endswith(".test"):
-            return None
-        return may_dial(address, target, rule, names, is_own)
+    def may(address: Address, target: Target, *rest: Any) -> str | None:
+        return None if target.host.endswith(".test") else may_dial(address, target, *rest)
 
     with (
-        mock.patch.object(addresses, "resolve_with_system", resolve),
+        mock.patch.object(addresses, "SystemResolver", return_value=resolve),
         mock.patch.object(addresses, "may_dial", may),
     ):
         yield

@@ -27,8 +27,7 @@ def _rows(client: SandboxClient, policy: EgressPolicy, way: EgressWay) -> Iterat
     for rule in policy.rules:
         yield f"  {_short(rule)}", ways[way]
     yield "  anything else", ways[way] if policy.default == "allow" else "refused"
-    own_rules = client.capabilities.beyond_own_rules
-    beyond = own_rules(policy) if own_rules is not None else None
+    beyond = client.capabilities.why_gateway(policy)
     if way is EgressWay.GATEWAY:
         why = f": {client.backend}'s own rules cannot hold {beyond}" if beyond else ""
         yield "  their own network", f"off{why}"

@@ -40,6 +40,8 @@ from sandbox_kernel.images.wheels import KERNEL, Note, packages_for, uncached_pa
 from sandbox_kernel.spec import check_name
 
 DEBIAN = "debian"
+PIP = "pip"
+"""Debian's own image has none, and `%pip install` is what people try first."""
 WORKSPACE = "workspace"
 _OF_LAYOUTS = re.compile(r"(blobs|oci-layout|index\.json|manifest\.json|repositories)(/.*)?")
 _SCRIPT = re.compile(rb"#!.*python.*\n|#!/bin/sh\n'''exec' .*\n' '''\n")
@@ -87,7 +89,9 @@ def build_image(
         base = _read_base(source, layout, folder, note)
         found = find_interpreter(base.contents, _search_path(base.config), python)
         _check_architecture(base.config, found)
-        packages = _packages(found, asked, requirements, folder, note)
+        always = [PIP] if source == DEBIAN else []
+        always += [] if found.has_ipykernel else [KERNEL]
+        packages = _packages(found, asked, requirements, always, folder, note)
         note("Writing the image ...")
         additions = _additions(base, found, packages)
         first = next(additions, None)  # a base that has everything gets no layer
@@ -190,17 +194,17 @@ def _packages(
     found: Interpreter,
     asked: list[str] | None,
     requirements: Path | None,
+    always: list[str],
     folder: Path,
     note: Note,
 ) -> Path | None:
     """A folder with the packages to install, or None."""
-    kernel = [] if found.has_ipykernel else [KERNEL]
     if asked is None:
         made = folder / "packages"
         made.mkdir()
-        uncached_packages_for(found.target, ["-r", str(requirements), *kernel], made, note)
+        uncached_packages_for(found.target, ["-r", str(requirements), *always], made, note)
         return made
-    wanted = [*asked, *kernel]
+    wanted = [*asked, *always]
     return packages_for(found.target, wanted, note=note) if wanted else None
 
 

@@ -7,6 +7,7 @@ Only kernels with a gateway have one. All of it is the guest's word: bounded, an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from sandbox_kernel.jupyter.envelopes import Envelope, open_envelope
@@ -15,6 +16,7 @@ from sandbox_kernel.kernels.cells import Cells
 
 _STATUS, _INPUT = b"status", b"execute_input"
 _REQUEST = "execute_request"
+_OLDEST = 5.0
 
 
 async def follow_cells(cells: Cells, connection: Mapping[str, Any]) -> None:
@@ -43,12 +45,21 @@ def hear(cells: Cells, envelope: Envelope) -> None:
     """Take one message."""
     if envelope.parent_kind != _REQUEST:
         return
-    request = str(envelope.parent.get("msg_id"))
+    request, ago = str(envelope.parent.get("msg_id")), _age(envelope)
     if envelope.kind == "execute_input":
-        cells.began(request, envelope.content().get("execution_count"))
+        cells.began(request, envelope.content().get("execution_count"), ago=ago)
     elif envelope.kind == "status":
         state = envelope.content().get("execution_state")
         if state == "busy":
-            cells.began(request)
+            cells.began(request, ago=ago)
         elif state == "idle":
-            cells.ended(request)
+            cells.ended(request, ago=ago)
+
+
+def _age(envelope: Envelope) -> float:
+    """Seconds since the message was sent, as far as the guest's clock and word are good."""
+    try:
+        sent = datetime.fromisoformat(str(envelope.header.get("date")))
+        return min(max((datetime.now(timezone.utc) - sent).total_seconds(), 0.0), _OLDEST)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -45,12 +45,14 @@ def run_notebook(
     except (OSError, ValueError, nbformat.ValidationError) as error:
         raise SpecError(f"The notebook {path} cannot be read: {error}") from None
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    begun: list[Any] = []
     client = NotebookClient(
         notebook,
         kernel_name=kernel,
         timeout=timeout,
         allow_errors=True,
         resources={"metadata": {"path": str(path.absolute().parent)}},
+        on_cell_execute=lambda cell, cell_index: begun.append(notebook.cells[cell_index]),
     )
     stopped = ""
     with _environment(environ):
@@ -64,9 +66,9 @@ def run_notebook(
         if _error_of(cell)
     ]
     if stopped:
-        # Cells that were sent have a count or an output; the last of these did not end.
-        begun = [n for n, cell in enumerate(cells, 1) if cell.execution_count or cell.outputs]
-        number = min(len(cells), max(begun, default=0) + 1)
+        number = (
+            next((n for n, cell in enumerate(cells, 1) if cell is begun[-1]), 1) if begun else 1
+        )
         failed.append(FailedCell(number, stopped[:_MOST_TEXT]))
     return failed
 

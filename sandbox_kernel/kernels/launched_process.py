@@ -103,9 +103,7 @@ class KernelProcess:
             timeout=self.handle.spec.start_timeout,
         )
         self.steps[LAUNCHED] = time.perf_counter()
-        await self._started(status)
-        kind = "kernel-restarted" if self._generation > 1 else "kernel-started"
-        audit.note(self.handle, kind, pid=self.pid, notebook=self.notebook)
+        await self._started(status, launched=True)
 
     def exposed_variables(self) -> Mapping[str, str]:
         """Secrets that the sandbox may know: in no record, and recorded as exposed by their names
@@ -123,12 +121,15 @@ class KernelProcess:
         except (SandboxError, OSError) as error:
             self.log.debug("Sandbox %s does not report its state: %s", self.handle.name, error)
 
-    async def _started(self, status: Any) -> None:
+    async def _started(self, status: Any, *, launched: bool = False) -> None:
         """The agent's answer to "launch" or "status"."""
         if not isinstance(status, dict):
             raise ProtocolError(f"The agent in sandbox {self.handle.name!r} sent no status.")
         self._generation = _integer(status, "generation")
         self.pid = _integer(status, "pid") if status.get("pid") is not None else None
+        if launched:  # noted before its end may be
+            kind = "kernel-restarted" if self._generation > 1 else "kernel-started"
+            audit.note(self.handle, kind, pid=self.pid, notebook=self.notebook)
         self.exit_code = None
         self.death = ""
         self._exited.clear()

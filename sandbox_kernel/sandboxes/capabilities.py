@@ -137,11 +137,14 @@ class Capabilities:
             return EgressWay.CLOSED
         if not self.gateway:
             return EgressWay.BACKEND
-        if policy.within is not None:
-            return EgressWay.GATEWAY  # own rules are one list
-        if self.beyond_own_rules is None or self.beyond_own_rules(policy):
+        if self.beyond_own_rules is None or self.why_gateway(policy):
             return EgressWay.GATEWAY
         return EgressWay.BACKEND
+
+    def why_gateway(self, policy: EgressPolicy) -> str | None:
+        """What of a policy the backend's own rules cannot hold; None if it has none, or they hold
+        the whole policy."""
+        return None if self.beyond_own_rules is None else self.beyond_own_rules(policy)
 
     def check_kernel(self, configuration: KernelConfiguration, backend: str) -> None:
         """The same for the settings of a kernel, such as those that pause its sandbox."""
@@ -155,8 +158,8 @@ class Capabilities:
 
     def _refused(self, spec: SandboxSpec, backend: str, what: str, note: str) -> SpecRefused:
         why = self.notes.get(note, "Leave it out, or choose a backend that has it.")
-        if note.startswith("egress.") and self.beyond_own_rules is not None:
-            why += f" The backend's own rules cannot hold {self.beyond_own_rules(spec.egress)}."
+        if note.startswith("egress.") and (beyond := self.why_gateway(spec.egress)):
+            why += f" The backend's own rules cannot hold {beyond}."
         return refusal(spec.name, backend, what, why)
 
 

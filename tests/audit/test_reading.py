@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sandbox_kernel.audit.event_log import AuditLog
 from sandbox_kernel.audit.reading import Follower, audits, merged
 from sandbox_kernel.cli import main
-from sandbox_kernel.cli.commands.audit import _line
+from sandbox_kernel.cli.commands.audit import shown_event
 from sandbox_kernel.gateway.audit import egress_event
 from sandbox_kernel.untrusted_text import printable
 
@@ -145,7 +145,7 @@ _KEYS = ("time", "kind", "sandbox", "action", "host", "port", "cell", "notebook"
 @given(st.dictionaries(st.sampled_from(_KEYS), _JSON), st.sampled_from(["egress", "exec", None]))
 def test_any_event_is_one_safe_line(event: dict[str, Any], kind: str | None) -> None:
     """Another program may have written to the file."""
-    line = _line({**event, "kind": kind} if kind else event, 12)
+    line = shown_event({**event, "kind": kind} if kind else event, 12)
     assert printable(line) == line
     assert not {"\n", "\t"} & set(line)
     assert len(line) < 4000

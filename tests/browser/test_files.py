@@ -7,7 +7,11 @@ import pytest
 from .lab import Lab
 
 READ = "import helpers\nprint(open('data.csv').read(), helpers.word, open('sub/deep.txt').read())"
-PICTURE = "from IPython.display import SVG\nSVG('picture.svg')"
+PICTURE = "from IPython.display import Image\nImage('pixel.png')"
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
 HIDDEN = "import os\nprint([name for name in os.listdir() if os.path.isfile(name)])"
 
 
@@ -18,10 +22,10 @@ def beside(lab: Lab) -> None:
         ("data.csv", "1,2"),
         ("helpers.py", "word = 'module'"),
         ("sub/deep.txt", "deep"),
-        ("picture.svg", "<svg xmlns='http://www.w3.org/2000/svg'><text>drawn</text></svg>"),
         (".env", "secret"),
     ):
         (work / name).write_text(text)
+    (work / "pixel.png").write_bytes(PIXEL)
 
 
 def test_a_mounted_folder(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +37,7 @@ def test_a_mounted_folder(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.run(0)
     lab.wait_for_output(0, "1,2 module deep")
     lab.run(1)
-    lab.wait_for_output(1, "drawn")
+    lab.cell(1).locator(".jp-OutputArea img").wait_for()
     lab.run(2)
     lab.wait_for_output(2, "data.csv")
     assert ".env" not in lab.output(2)

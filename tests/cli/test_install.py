@@ -86,10 +86,7 @@ def test_install_another_kernel(cli: Cli, prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            ["local", "--egress", '{"host": "example.org", "methods": ["GET"]}'],
-            "cannot enforce egress",
-        ),
+        (["local", "--image", "python:3.12"], "cannot enforce image"),
         (["local", "--memory-mib", "much"], "memory_mib takes a whole number, not 'much'"),
         (["local", "--env", "A"], "env takes NAME=VALUE"),
         (["nowhere"], "There is no sandbox backend 'nowhere'"),

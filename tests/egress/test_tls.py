@@ -14,6 +14,7 @@ from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError, SpecRefused
 from sandbox_kernel.gateway.tls import extra
 from sandbox_kernel.kernels import SandboxedKernel
+from sandbox_kernel.kernels.spare_plan import SparePlan, make_spare
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.sandboxes.local import trusted_bundle
 from sandbox_kernel.sandboxes.local.client import LocalClient
@@ -152,6 +153,25 @@ def test_who_takes_a_sandbox_over_makes_an_authority_of_its_own(
             assert jail.python(fetch) == "200\n"
         finally:
             finish(jail.kernel.remove())
+
+
+def test_a_spare_gets_the_authority_of_who_takes_it(
+    monkeypatch: pytest.MonkeyPatch, hosts: NamedHosts
+) -> None:
+    plan = SparePlan.of("local", SandboxSpec(egress=EgressPolicy.of(RULE)), ())
+    spare = finish(make_spare(LocalClient(), plan, LOG)).kernel
+    name, sandbox_id = spare.handle.name, spare.handle.id
+    before = finish(spare.handle.exec("cat", [trusted_bundle.BUNDLE])).output
+    finish(spare.release())
+    taken = finish(SandboxedKernel.take_spare(LocalClient(), name, LOG, sandbox_id=sandbox_id))
+    try:
+        after = finish(taken.handle.exec("cat", [trusted_bundle.BUNDLE])).output
+        assert after.count("BEGIN") == before.count("BEGIN")
+        assert after != before
+        script = FETCH + "print(fetch('https://data.example/v1/x'))\n"
+        assert finish(taken.handle.exec("python3", ["-c", script])).output == "200\n"
+    finally:
+        finish(taken.remove())
 
 
 def test_a_rule_that_needs_reading_may_come_later(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import h2.config
 import h2.connection
 import h2.errors
 import h2.events
@@ -19,6 +20,7 @@ import pytest
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.http2.budget import Budget
 from sandbox_kernel.gateway.http2.peer import STREAM_WINDOW
+from sandbox_kernel.gateway.service import Limits
 from tests.helpers.waiting import until
 
 from .secure import H2Client, H2Request, H2Server, Secure, securing
@@ -345,8 +347,6 @@ async def test_a_change_of_rules_ends_a_stream_and_no_other(tmp_path: Path) -> N
 
 
 async def test_silence_ends(tmp_path: Path) -> None:
-    from sandbox_kernel.gateway.service import Limits
-
     def never(connection: h2.connection.H2Connection, stream: int, request: H2Request) -> None:
         return
 
@@ -360,6 +360,30 @@ async def test_silence_ends(tmp_path: Path) -> None:
             assert (await client.response(get(client, at, "/")))[0] in (504, 0)
         assert await client.goodbye() in (h2.errors.ErrorCodes.NO_ERROR, -1)
         await until(lambda: at.rig.actions() == ["error"])
+
+
+async def test_a_stream_that_moves_keeps_its_connection(tmp_path: Path) -> None:
+    """However long it takes: only silence ends it."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        connection.initiate_connection()
+        events: list[h2.events.Event] = []
+        while not any(isinstance(event, h2.events.RequestReceived) for event in events):
+            events += connection.receive_data(await reader.read(65536))
+        connection.send_headers(1, [(":status", "200")])
+        for number in range(20):
+            connection.send_data(1, b"x", end_stream=number == 19)
+            writer.write(connection.data_to_send())
+            await asyncio.sleep(0.15)
+        await reader.read()
+
+    limits = Limits(head=20, idle=1.0)
+    async with securing(tmp_path, ANY, handle=drip, protocols=BOTH, limits=limits) as at:
+        client = H2Client(*await at.connect("h2"))
+        client.acknowledges = False
+        assert await client.response(get(client, at, "/")) == (200, 20 * b"x")
+        client._writer.transport.abort()
 
 
 async def test_a_client_that_speaks_only_http2_is_told_of_a_server_that_does_not(

@@ -28,7 +28,9 @@ FORMS: dict[str, Callable[[str], str]] = {
     "plain": lambda v: v,
     "JSON": lambda v: json.dumps({"a": v}),
     "JSON with escaped slashes": lambda v: json.dumps(v).replace("/", "\\/"),
-    "JSON, as Go writes it": lambda v: json.dumps(v).replace("&", "\\u0026"),
+    "JSON, as Go writes it": lambda v: re.sub(
+        "[<>&]", lambda c: f"\\u{ord(c[0]):04x}", json.dumps(v)
+    ),
     "JSON, as .NET writes it": lambda v: "".join(
         "\\\\" if c == "\\" else f"\\u{ord(c):04X}" if c in "<>&'\"+`" else c for c in v
     ),

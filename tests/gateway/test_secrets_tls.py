@@ -20,8 +20,8 @@ from sandbox_kernel.gateway.secret_rewriting import HeldSecret, SecretRewriting
 from sandbox_kernel.gateway.secret_values import SecretValue
 from sandbox_kernel.secret_declarations import read_secrets
 
+from .bound_secrets import FAKE_ID, KEY_ID, PLACEHOLDER, VALUE, echoing, held
 from .secure import H2Client, H2Request, H2Server, Secure, securing
-from .test_secrets import FAKE_ID, KEY_ID, PLACEHOLDER, VALUE, echoing, held
 
 REQUESTS = """
 import sys, requests

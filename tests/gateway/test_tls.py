@@ -19,6 +19,7 @@ from cryptography import x509
 
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.names import read_target
+from sandbox_kernel.gateway.service import Limits
 from sandbox_kernel.gateway.tls.authority import Authority
 from tests.helpers.waiting import until
 
@@ -276,8 +277,6 @@ async def test_a_rule_that_needs_reading_may_come_later(tmp_path: Path) -> None:
 
 
 async def test_a_stalled_handshake_ends(tmp_path: Path) -> None:
-    from sandbox_kernel.gateway.service import Limits
-
     async with securing(tmp_path, RULE, limits=Limits(head=0.3, idle=20)) as at:
         reader, writer = await at.tunnel()
         writer.write(b"\x16\x03\x01")

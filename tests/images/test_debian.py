@@ -35,7 +35,9 @@ def test_a_debian_image_runs_ipykernel(tmp_path: Path) -> None:
     assert not list((root / "var/lib/apt/lists").iterdir())
     if os.geteuid() or shutil.which("chroot") is None:
         pytest.skip("the image was built, but only root can look into it by chroot")
-    code = "import ipykernel.kernelapp, zmq, sys; print(sys.version_info[:2], ipykernel.__file__)"
+    code = (
+        "import ipykernel.kernelapp, pip, zmq, sys; print(sys.version_info[:2], ipykernel.__file__)"
+    )
     ran = subprocess.run(
         ["chroot", root, "python3", "-c", code], capture_output=True, text=True, timeout=300
     )

@@ -99,3 +99,10 @@ def test_an_environment_that_is_the_home_folder_is_refused(
     (tmp_path / "pyvenv.cfg").touch()
     with pytest.raises(SpecError, match=r"holds the home folder.*`readable`"):
         kernel_command.show_program(SandboxSpec(name="s"), [made])
+
+
+def test_a_secret_does_not_come_in_as_a_variable() -> None:
+    """Even if the kernelspec names the variable: the sandbox has its placeholder."""
+    spec = SandboxSpec.from_mapping({"secrets": "KEY@a.example", "env": {"MINE": "1"}})
+    found = kernel_command.guest_environment({"KEY": "x", "OTHER": "y"}, ["KEY", "OTHER"], spec)
+    assert found == {"OTHER": "y", "MINE": "1"}

@@ -201,10 +201,29 @@ def test_what_does_not_go_together(
         in_folder(start_kernel, project, **settings)
 
 
-def test_folders_that_are_never_shown(start_kernel: StartKernel) -> None:
-    for place in ("/", str(Path.home())):
+@pytest.mark.parametrize("mode", MODES)
+def test_folders_that_are_never_shown(
+    start_kernel: StartKernel, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Also if a link leads there; nothing of them is copied either."""
+    (folder / "home" / ".aws" / "cli").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "link").symlink_to(folder / "home" / ".aws")
+    for place in ("/", "/etc/ssl", folder / "home", folder / "home/.aws/cli", folder / "link"):
         with pytest.raises(SpecError, match="cannot be shown"):
-            in_folder(start_kernel, Path(place), files="mount-ro")
+            in_folder(start_kernel, Path(place), files=mode)
+
+
+def test_a_copy_has_nothing_hidden_in_folders_with_strange_names(
+    start_kernel: StartKernel, project: Path
+) -> None:
+    for name in ("a\nb/.env", "a\nb/my.key", "a\nb/private/notes"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("SECRET")
+    (project / "a\nb" / "seen").touch()
+    live = in_folder(start_kernel, project, files="copy")
+    code = "from pathlib import Path; print([p.name for p in Path('a\\nb').rglob('*')])"
+    assert live.ok(code).text() == "['seen']\n"
 
 
 SCRIPT = """

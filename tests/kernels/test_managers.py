@@ -226,7 +226,6 @@ def test_environment_of_the_kernel(
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"egress": ["data.example"]}, SpecRefused, "cannot enforce egress="),
         ({"secrets": ["TOKEN"]}, SpecRefused, "cannot enforce secrets="),
         ({"image": "python:3.12"}, SpecRefused, "cannot enforce image="),
         ({"memory_mib": "much"}, SpecError, "memory_mib takes a whole number, not 'much'"),

@@ -65,7 +65,6 @@ async def create(client: MicrosandboxClient, **fields: Any) -> None:
         ("readable", ["/usr/share"]),
         ("python", "/usr/bin/python3"),
         ("secrets", ["token"]),
-        ("egress", [{"host": "data.example", "methods": ["GET"]}]),
         ("cpus", 1.5),
     ],
 )
@@ -73,7 +72,7 @@ async def test_what_a_vm_cannot_be_held_to_is_refused(
     client: MicrosandboxClient, field: str, value: Any
 ) -> None:
     """By its name and with a way out, before anything exists."""
-    with pytest.raises(SpecRefused, match=rf"{field}(\[0\]\.methods)?=.*\. \S"):
+    with pytest.raises(SpecRefused, match=rf"{field}=.*\. \S"):
         await create(client, image="python:3.12", **{field: value})
     assert await client.list() == []
 

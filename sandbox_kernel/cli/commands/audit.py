@@ -78,7 +78,9 @@ async def _follow(follower: Follower, width: int, arguments: argparse.Namespace)
 
 
 def _print(event: Event, width: int, arguments: argparse.Namespace) -> None:
-    print(json.dumps(event) if arguments.json else _line(event, width), flush=arguments.follow)
+    print(
+        json.dumps(event) if arguments.json else shown_event(event, width), flush=arguments.follow
+    )
 
 
 # --- which
@@ -129,7 +131,7 @@ def _since(text: str | None) -> datetime | None:
 # --- how
 
 
-def _line(event: Event, width: int) -> str:
+def shown_event(event: Event, width: int) -> str:
     """One event for people. Nothing in it is trusted."""
     kind = str(event.get("kind", "?"))
     about = _egress(event) if kind == "egress" else _facts(event)

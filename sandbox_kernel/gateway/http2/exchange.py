@@ -78,8 +78,7 @@ class Exchange:
         found = bytearray()
         while not self._is_whole and (item := await self._client.next()) is not None:
             if isinstance(item, Block):
-                heads.read_trailers(item.headers, 400)  # they are dropped
-                break
+                raise Refusal(501, "a request that is to be signed again has trailers")
             found += item.content
             self._client.took(item)
             self._moved()
@@ -98,7 +97,7 @@ class Exchange:
             await self._copy(self._client, server, body, 400, self._sent)
         except StreamBroken:
             pass  # the client's end is the watch's concern; the server may have answered before
-        except (Refusal, OSError) as error:
+        except Exception as error:  # noqa: BLE001  the watch raises it where it is handled
             self._watch.end(error)
 
     async def _respond(self, server: Stream) -> None:

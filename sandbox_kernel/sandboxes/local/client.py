@@ -107,11 +107,12 @@ class LocalClient(RecordingClient[LocalHandle]):
 
     async def _start(self, launch: Launch, record: Record) -> None:
         spec = record.sandbox_spec()
-        if spec.folder is not None and spec.folder_writable:
-            await asyncio.to_thread(self._make_placeholders, record, spec)
-        contested = await asyncio.to_thread(self._is_contested, record)
+        if spec.folder is not None:
+            if spec.folder_writable:
+                await asyncio.to_thread(self._make_placeholders, record, spec)
+            await asyncio.to_thread(self._look, launch, record, spec.folder)
         try:
-            launch.start(contested=contested)
+            launch.start()
             if not await launch.let_go():
                 raise Hangup
             record.data.update(launch.facts())
@@ -170,17 +171,13 @@ class LocalClient(RecordingClient[LocalHandle]):
         others = (other for other in self.records.list(self.backend) if other.id != record.id)
         return [tuple(one) for other in others for one in other.data.get("placeholders", ())]
 
-    def _is_contested(self, record: Record) -> bool:
-        """Whether another jail may write to what this one is shown."""
-        folder = record.sandbox_spec().folder
-        if folder is None:
-            return False
+    def _look(self, launch: Launch, record: Record, folder: str) -> None:
+        others = (one for one in self.records.list(self.backend) if one.id != record.id)
+        specs = [other.sandbox_spec() for other in others]
+        written = [os.path.realpath(s.folder) for s in specs if s.folder and s.folder_writable]
         real = os.path.realpath(folder)
-        others = [
-            one.sandbox_spec() for one in self.records.list(self.backend) if one.id != record.id
-        ]
-        written = [os.path.realpath(o.folder) for o in others if o.folder and o.folder_writable]
-        return any(contains(real, other) or contains(other, real) for other in written)
+        contested = any(contains(real, other) or contains(other, real) for other in written)
+        launch.look(contested=contested)
 
     async def is_unwanted(self, record: Record) -> bool:
         """A jail whose lease ran out, with all files saved."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import re
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _LONGEST_PATH = 2000
 _TRIES, _PAUSE = 50, 0.02
 _TICK = 10_000_000
 """Nanoseconds; more than the granularity of a file system's clock."""
+
+_PRIVATE = re.compile("|".join(map(fnmatch.translate, (HIDDEN, *KEYS))))
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -123,7 +126,7 @@ class _Search:
         for entry in listed:
             if entry.is_symlink():
                 continue  # leads to what the jail sees anyway, or nowhere
-            path = os.path.join(folder, entry.name)
+            path = f"{folder}/{entry.name}" if folder else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             # Whoever opens a socket or a pipe reaches a process of the host.
             special = not is_folder and not entry.is_file(follow_symlinks=False)
@@ -175,10 +178,7 @@ class _Ignored:
 
     def why(self, path: str, *, is_folder: bool) -> str:
         """``name`` or ``path``, if what is there is covered; else empty."""
-        name = os.path.basename(path).lower()
-        if name.startswith(HIDDEN[0]) or path in self._mounts:
-            return "name"
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in KEYS):
+        if _PRIVATE.match(path.rpartition("/")[2].lower()) or path in self._mounts:
             return "name"
         if path in self._own:
             return "path"

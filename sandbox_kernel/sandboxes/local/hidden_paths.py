@@ -91,16 +91,12 @@ def exposes(path: str) -> str | None:
 
 def check_not_private(folder: str, refused: str) -> None:
     """SpecError, which begins with ``refused``, for a folder that no sandbox may get any of."""
-    if reason := exposes(folder):
-        what = f"it is, or holds, {reason}"
-    elif reason := _is_part_of(folder):
-        what = f"it is {reason}"
-    else:
-        return
-    raise SpecError(
-        f"{refused} cannot be shown: {what}. Move the notebook to a folder of its own, or set "
-        f"files=none."
-    )
+    reason = exposes(folder) or _is_part_of(folder)
+    if reason:
+        raise SpecError(
+            f"{refused} cannot be shown: it is, or holds, {reason}. Move the notebook to a folder "
+            f"of its own, or set files=none."
+        )
 
 
 def _is_part_of(path: str) -> str | None:

@@ -126,12 +126,15 @@ class Launch:
         self._own_disk = False
         self._shared: SharedFolder | None = None
 
-    def start(self, *, contested: bool = False) -> None:
-        """Start bubblewrap, up to the point where it waits to be let go. ``contested``: another
-        sandbox may write to the folder that this one is shown."""
+    def look(self, *, contested: bool) -> None:
+        """Look through the folder that the jail is shown; of many files this takes long, and
+        changes nothing. ``contested``: another sandbox may write there. SpecError."""
+        self._shared = share(self._spec, WORKSPACE, self._folders.empty, contested=contested)
+
+    def start(self) -> None:
+        """Start bubblewrap, up to the point where it waits to be let go. After ``look``, if the
+        jail is shown a folder."""
         self._folders.make()
-        if self._spec.folder is not None:
-            self._shared = share(self._spec, WORKSPACE, self._folders.empty, contested=contested)
         binds = self._binds()
         listener = self._hold(listen(self._folders.runtime).detach())
         log = self._open(self._folders.log, os.O_APPEND)

@@ -53,9 +53,9 @@ def arguments(spec: SandboxSpec, request: str) -> dict[str, Any]:
     if spec.secrets and way is EgressWay.GATEWAY:
         raise _refused(
             spec,
-            f"secrets={[one.name for one in spec.secrets]!r} beside these egress rules",
+            f"secrets={[secret.name for secret in spec.secrets]!r} beside these egress rules",
             "Superserve replaces secrets only in what leaves by its own network, whose rules "
-            f"cannot hold {network.beyond_own_rules(spec.egress)}.",
+            f"cannot hold {CAPABILITIES.why_gateway(spec.egress)}.",
         )
     source = {"from_template": spec.image} if spec.image else {}
     if spec.image and spec.image.startswith(_SNAPSHOT):
