@@ -145,7 +145,7 @@ def test_a_connection_that_breaks_is_no_orderly_end(gateway: Echo) -> None:
         "print(sock.recv(6))\n"
     )
     assert run(script).splitlines() == ["b'so far'", "reset", "b'so far'", "b'so far'"]
-    assert isinstance(broken[0], ConnectionResetError)
+    assert any(isinstance(error, ConnectionResetError) for error in broken)
 
 
 def test_connections_are_bounded(gateway: Echo) -> None:

@@ -4,10 +4,11 @@ what would be dialled there reaches a port of the loopback."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -87,9 +88,12 @@ def serve_with_threads(handle: Any, sock: socket.socket) -> None:
     threading.Thread(target=accept, daemon=True).start()
 
 
-def listening() -> socket.socket:
+@contextlib.contextmanager
+def listening() -> Iterator[socket.socket]:
     """A socket that listens at a free port of the loopback."""
-    return socket.create_server(("127.0.0.1", 0), backlog=512)
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as sock:
+        yield sock
+        sock.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
 
 
 def port_of(sock: socket.socket) -> int:

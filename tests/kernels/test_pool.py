@@ -9,6 +9,7 @@ import pytest
 from sandbox_kernel.jupyter import pool
 from sandbox_kernel.records import Records
 from sandbox_kernel.tunnel.background import submit
+from tests.helpers.named_hosts import NamedHosts, listening, port_of, serve_with_threads
 from tests.helpers.waiting import wait_until
 
 from .conftest import KernelStarter
@@ -81,3 +82,20 @@ def test_no_pool_unless_asked_for(start_kernel: KernelStarter) -> None:
     start_kernel()
     assert start_kernel(pool_size=1, name="mine").sandbox == "mine"
     assert pool._pools == {}
+
+
+def test_a_sandbox_of_the_pool_has_ways_out(
+    start_kernel: KernelStarter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = NamedHosts(monkeypatch)
+    with listening() as sock:
+        serve_with_threads(lambda connection: connection.sendall(b"hello"), sock)
+        hosts.add("db.example", 5432, port_of(sock))
+        start_kernel(pool_size=1, egress=["db.example:5432"])
+        wait_until(lambda: waiting() == 1, "a full pool")
+        (one,) = pool._pools.values()
+        spare = one._ready[0].kernel.handle.name
+        live = start_kernel(pool_size=1, egress=["db.example:5432"])
+        assert live.sandbox == spare
+        dial = "__import__('socket').create_connection(('db.example', 5432), timeout=60).recv(9)"
+        assert live.ok(dial).value == "b'hello'"
