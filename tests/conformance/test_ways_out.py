@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.audit import Event
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.egress import EgressPolicy
@@ -19,7 +20,7 @@ from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.sandboxes.capabilities import EgressWay
 from tests.helpers.coroutines import finish
 from tests.helpers.echo_gateway import DIAL, echo_for_all
-from tests.helpers.waiting import LIMIT
+from tests.helpers.waiting import LIMIT, wait_until
 
 from .conftest import Backend
 from .kernels import execute, kernel, sandboxed
@@ -111,7 +112,11 @@ def test_pip_install_with_nothing_but_the_index(
         cards = execute(client, INTERFACES)[1]
         assert cards == "['lo']\n" if backend.row.name == "local" else cards
         audit = audit_path(backend.row.name, sandboxed(manager).handle.name)
-        events = [event for event in read(audit) if event["kind"] == "egress"]
-    denied = [event["host"] for event in events if event["action"] == "deny"]
-    assert denied == ["elsewhere.example"]
-    assert all(event["received"] > 0 for event in events if event["action"] == "allow")
+
+        def events(action: str) -> list[Event]:
+            return [event for event in read(audit) if event.get("action") == action]
+
+        # An event waits for the word which cell it belongs to.
+        denied = wait_until(lambda: events("deny"), "the audit says what was denied")
+        assert [event["host"] for event in denied] == ["elsewhere.example"]
+        assert all(event["received"] > 0 for event in events("allow"))
