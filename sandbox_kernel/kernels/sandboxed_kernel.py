@@ -11,24 +11,17 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit, guest_program
-from sandbox_kernel.audit import Trail
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SessionRefused
 from sandbox_kernel.kernels.kernel_record import fingerprint
 from sandbox_kernel.kernels.launched_process import KILL_TIMEOUT, KernelProcess, Log
+from sandbox_kernel.kernels.ways_out import WaysOut, with_egress_variables, with_placeholders
 from sandbox_kernel.paths import data_dir, private_dir
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
-from sandbox_kernel.sandboxes.capabilities import EgressWay
 from sandbox_kernel.sandboxes.command import Command
-from sandbox_kernel.sandboxes.egress_environment import (
-    PROXY_PORT,
-    egress_variables_for_image,
-)
 from sandbox_kernel.sandboxes.unattended import released
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.tunnel.endpoints import PRIORITY, Address
@@ -38,7 +31,6 @@ from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
     from sandbox_kernel.kernels.cells import Cells
-    from sandbox_kernel.kernels.secrets_in_use import SecretsInUse
     from sandbox_kernel.kernels.way_out import WayOut
 
 UNUSED_LEASE = 10.0
@@ -61,15 +53,12 @@ class SandboxedKernel(KernelProcess):
         whether they are saved. It reports failures itself."""
         self.ending: Callable[[float], Awaitable[object]] | None = None
         """Saves and ends the kernel when the process exits; its limit without progress is given."""
-        self.way_out: WayOut | None = None
-        """What its connections pass through, if it has rules for egress."""
-        self._rules = OwnedTasks()
+        self._ways_out = WaysOut(client, handle, log, self.note)
         self._endpoint_folder: str | None = None
         self._companions = OwnedTasks()
         self._short_lease = False
         """Nobody has used the kernel yet, so the sandbox ends soon after its process."""
         self._saved = False
-        self._secrets: SecretsInUse | None = None
 
     @property
     def taken_over(self) -> bool:
@@ -98,10 +87,10 @@ class SandboxedKernel(KernelProcess):
         it to another process: a process that is killed while it starts a kernel leaves nothing.
         """
         try:
-            spec, in_use = await _with_placeholders(client, spec)
-            handle = await client.create(await _with_egress_variables(client, spec))
+            spec, in_use = await with_placeholders(client, spec)
+            handle = await client.create(await with_egress_variables(client, spec))
             kernel = cls(client, handle, log)
-            kernel._secrets = in_use
+            kernel._ways_out.secrets = in_use
             kernel.steps["the sandbox is there"] = time.perf_counter()
             kernel._tell_weaknesses()
             async with kernel._removed_on_failure():
@@ -208,7 +197,7 @@ class SandboxedKernel(KernelProcess):
     ) -> SandboxedKernel:
         """A new sandbox whose kernel goes on where the snapshot was taken. A snapshot can be
         restored any number of times. For backends with the capability ``memory``."""
-        spec = await _with_egress_variables(client, spec)
+        spec = await with_egress_variables(client, spec)
         handle = await client.restore(snapshot, spec)
         audit.note(handle, "restored", snapshot=snapshot)
         return await cls._adopt(client, handle, log)
@@ -229,7 +218,7 @@ class SandboxedKernel(KernelProcess):
         """``warm_argv`` is the command line of a kernel that the agent should keep ready."""
         self._generation, self._last_exit, self._explained = 0, (0, 0), 0  # a new agent's count
         handle, environment = self.handle, {}
-        gateway = asyncio.create_task(self._gateway())  # gets ready while the agent starts
+        gateway = asyncio.create_task(self._ways_out.prepare())  # while the agent starts
         try:
             if handle.python:  # an image, which may lack packages
                 from sandbox_kernel.sandboxes.missing_packages import provide  # lazy: start-up time
@@ -250,40 +239,20 @@ class SandboxedKernel(KernelProcess):
         self.steps["its agent answers"] = time.perf_counter()
 
     @property
+    def way_out(self) -> WayOut | None:
+        """What its connections pass through, if it has rules for egress."""
+        return self._ways_out.gateway
+
+    @property
     def cells(self) -> Cells | None:
         """Which cells run, for the audit of what leaves the sandbox; None without a gateway."""
-        return getattr(self.tunnel.outlet.gateway, "cells", None)
+        return None if self.way_out is None else self.way_out.cells
 
     def belongs_to(self, notebook: str) -> None:
         """For the audit: the path of the kernel's notebook, if that is known."""
         self.notebook = notebook or self.notebook
         if self.cells is not None:
             self.cells.notebook = self.notebook
-
-    @property
-    def _has_gateway(self) -> bool:
-        way = self.client.capabilities.egress_way(self.handle.spec.egress)
-        return way is EgressWay.GATEWAY
-
-    async def _gateway(self) -> WayOut | None:
-        await self._find_secrets()
-        if not self._has_gateway:
-            return None
-        # In a thread: most kernels have none, and the others need not wait for its modules.
-        way_out = await asyncio.to_thread(import_module, "sandbox_kernel.kernels.way_out")
-        found: WayOut = await way_out.gateway_for(self.handle, self._secrets)
-        return found
-
-    async def _open_ways_out(self) -> None:
-        """Nothing changes if they are open, as in a copy of a running sandbox."""
-        opened = await self.tunnel.control.call("ways_out", proxy=PROXY_PORT)
-        by_name = isinstance(opened, dict) and opened.get("names") is True
-        if not by_name and self.handle.python:
-            self.log.warning(
-                "Sandbox %s: only programs that use a proxy find a way out (HTTPS_PROXY is set in "
-                "it): its agent may not serve names at port 53, or not write /etc/resolv.conf.",
-                self.handle.name,
-            )
 
     async def _rekey_agent(self) -> None:
         """Tell the agent of a copied sandbox that it is a copy, with a token of its own."""
@@ -323,8 +292,7 @@ class SandboxedKernel(KernelProcess):
             log=self.log,
         )
         self.tunnel.on_request = self._on_first_request
-        self.way_out = await (gateway or self._gateway())
-        self.tunnel.outlet.gateway = self.way_out
+        self._ways_out.serve(self.tunnel, await (gateway or self._ways_out.prepare()))
         async with self._closed_on_failure():
             try:
                 async with asyncio.timeout(self.handle.spec.start_timeout):
@@ -335,29 +303,11 @@ class SandboxedKernel(KernelProcess):
                     f"{self.handle.spec.start_timeout:g} s (start_timeout). Its log ends: "
                     f"{await self._log_tail()}"
                 ) from None
-            if self._has_gateway:
-                await self._open_ways_out()
-        if (way_out := self.way_out) is not None:
-            outlet = self.tunnel.outlet
-            await self._rules.cancel()
-            self._rules.start(way_out.follow(self.note, lambda: outlet.gateway is way_out))
+            await self._ways_out.open(self.tunnel)
         self._before = await self.handle.info()
 
-    async def _find_secrets(self) -> None:
-        """Those of a sandbox that another process made."""
-        spec = self.handle.spec
-        if self._secrets is not None or not self.client.capabilities.puts_in_secrets(spec):
-            return
-        from sandbox_kernel.kernels.secrets_in_use import found_again  # lazy: most have none
-
-        self._secrets = await found_again(spec)
-        for problem in self._secrets.problems:
-            self.log.warning("Sandbox %s: %s", self.handle.name, problem)
-
     def exposed_variables(self) -> Mapping[str, str]:
-        if self._secrets is None or not self._secrets.exposes:
-            return {}
-        return self._secrets.expose(Trail.of(self.handle), self.handle.name)
+        return self._ways_out.exposed_variables()
 
     @contextlib.asynccontextmanager
     async def _removed_on_failure(self) -> AsyncIterator[None]:
@@ -521,7 +471,7 @@ class SandboxedKernel(KernelProcess):
 
     async def _stop_using(self) -> None:
         await self._companions.cancel()
-        await self._rules.cancel()
+        await self._ways_out.close()
         await self._tasks.cancel()
         await self.tunnel.close()
 
@@ -543,25 +493,3 @@ class SandboxedKernel(KernelProcess):
         if self._endpoint_folder is not None:
             shutil.rmtree(self._endpoint_folder, ignore_errors=True)
         self._set_exited(self.exit_code if self.exit_code is not None else -signal.SIGKILL)
-
-
-async def _with_placeholders(
-    client: SandboxClient, spec: SandboxSpec
-) -> tuple[SandboxSpec, SecretsInUse | None]:
-    """The spec of a sandbox with what stands for its secrets there."""
-    if not client.capabilities.puts_in_secrets(spec):
-        return spec, None
-    from sandbox_kernel.kernels.secrets_in_use import prepared  # lazy: most have none
-
-    client.check(spec)  # before anything is asked for values
-    return await prepared(spec)
-
-
-async def _with_egress_variables(client: SandboxClient, spec: SandboxSpec) -> SandboxSpec:
-    """The spec of a sandbox with files of its own, whose programs must be shown the gateway."""
-    way = client.capabilities.egress_way(spec.egress)
-    if way is not EgressWay.GATEWAY or not client.capabilities.image:
-        return spec
-    reads = client.capabilities.puts_in_secrets(spec)
-    found = await asyncio.to_thread(egress_variables_for_image, spec.egress, reads=reads)
-    return replace(spec, env={**found, **spec.env})
