@@ -15,6 +15,7 @@ from sandbox_kernel.cli import main
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.policy_file import WatchedPolicy, read_policy_file
+from sandbox_kernel.gateway.tls import extra
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,9 @@ def test_a_reload_fails_closed(tmp_path: Path) -> None:
         ("http://c.example/v1/x", [], 0, "allow: c.example:80 (rule 2 allows c.example)"),
         ("http://c.example/v1/x", ["--method", "post"], 1, "deny: c.example:80 (no rule"),
         ("http://c.example/v1/%2e%2e/x", [], 1, "look at paths"),
-        ("https://c.example/v1/x", [], 1, "needs the extra 'gateway'"),
+        ("https://c.example/v1/x", [], 0, "allow: c.example:443 (rule 2 allows c.example)"),
+        ("https://c.example/v2/x", [], 1, "deny: c.example:443 (no rule"),
+        ("c.example:443", [], 1, "needs the extra 'gateway'"),
         ("db.example:5432", [], 0, "allow: db.example:5432 (rule 3"),
         ("db.example:5433", [], 1, "deny: db.example:5433"),
         ("http://0177.0.0.1/", [], 1, "deny: bad host name '0177.0.0.1'"),
@@ -101,6 +104,17 @@ def test_policy_check(
     file.write_text(f"a.example\n{json.dumps(rule)}\ndb.example:5432\n")
     assert main(["policy", "check", str(file), url, *more]) == code
     assert text in capsys.readouterr().out
+
+
+def test_policy_check_without_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the gateway would not read https either."""
+    monkeypatch.setattr(extra, "installed", lambda: False)
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps([{"host": "c.example", "methods": ["GET"]}]))
+    assert main(["policy", "check", str(file), "https://c.example/v1/x"]) == 1
+    assert "needs the extra 'gateway'" in capsys.readouterr().out
 
 
 def test_policy_check_of_a_file_that_is_none(

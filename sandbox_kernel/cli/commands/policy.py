@@ -32,18 +32,19 @@ def about(arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> int:
     """Say whether a policy lets a request out, which rule decides, and why.
 
-    Nothing is sent. What the gateway cannot read (https, HOST:PORT) is decided by host and port
-    alone. Exit codes: 0 allowed, 1 denied, 2 the policy is wrong.
+    Nothing is sent. What the gateway cannot read (HOST:PORT, and without the extra 'gateway'
+    https) is decided by host and port alone. Exit codes: 0 allowed, 1 denied, 2 the policy is wrong.
 
     examples:
       sandbox-kernel policy check rules.txt https://data.example/v1/table
       sandbox-kernel policy check rules.json http://data.example/upload --method POST
       sandbox-kernel policy check rules.txt db.example:5432
     """
-    from sandbox_kernel.gateway.decisions import judge_connection, judge_request
+    from sandbox_kernel.gateway.decisions import judge_connection, judge_request, reads_requests
     from sandbox_kernel.gateway.names import NameRefused, read_authority, read_url
     from sandbox_kernel.gateway.policy_file import read_policy_file
     from sandbox_kernel.gateway.presets import expand
+    from sandbox_kernel.gateway.tls import extra
 
     policy = expand(read_policy_file(arguments.file)).policy
     url = arguments.url.partition("#")[0]
@@ -55,7 +56,10 @@ def check(arguments: argparse.Namespace) -> int:
     except NameRefused as refusal:
         print(f"deny: {refusal}")
         return 1
-    if scheme in ("http", "ws"):
+    plain = scheme in ("http", "ws")
+    # As a sandbox's gateway does: it ends TLS for hosts whose rules look at requests.
+    reads = scheme in ("https", "wss") and reads_requests(policy, target) and extra.installed()
+    if plain or reads:
         method = arguments.method.upper()
         decision = judge_request(policy, target, method, path.partition("?")[0])
     else:
