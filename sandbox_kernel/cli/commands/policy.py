@@ -33,7 +33,8 @@ def check(arguments: argparse.Namespace) -> int:
     """Say whether a policy lets a request out, which rule decides, and why.
 
     Nothing is sent. What the gateway cannot read (HOST:PORT, and without the extra 'gateway'
-    https) is decided by host and port alone. Exit codes: 0 allowed, 1 denied, 2 the policy is wrong.
+    https) is decided by host and port alone. Exit codes: 0 allowed, 1 denied, 2 the policy is
+    wrong.
 
     examples:
       sandbox-kernel policy check rules.txt https://data.example/v1/table
