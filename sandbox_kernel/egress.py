@@ -39,6 +39,8 @@ PARTS = {
 _FIELD_OF = {"preset": "host", "wildcard": "host", "address": "host", "deny": "action"}
 """The field that asks for a part, where it has another name."""
 MAX_RULES = 256
+MOST_RATE = 1_000_000
+"""Requests a minute: the highest limit."""
 MAX_LEVELS = 4
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
@@ -73,7 +75,7 @@ class EgressRule:
             raise _wrong(self, "path", "is a pattern that begins with /, such as /v1/*", self.path)
         limit = self.rate_limit_rpm
         if limit is not None:
-            if type(limit) is not int or not 0 < limit <= 1_000_000:
+            if type(limit) is not int or not 0 < limit <= MOST_RATE:
                 raise _wrong(self, "rate_limit_rpm", "is a whole number from 1", limit)
             if self.action == DENY:
                 raise _wrong(self, "rate_limit_rpm", "is for rules that allow", limit)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_kernel.egress import ALLOW, DENY, PRESETS, EgressPolicy, EgressRule
+from sandbox_kernel.egress import ALLOW, DENY, MOST_RATE, PRESETS, EgressPolicy, EgressRule
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.gateway.decisions import ambiguous
 from sandbox_kernel.gateway.names import NameRefused, read_target
@@ -58,12 +58,20 @@ def known_presets() -> list[KnownPreset]:
     return found
 
 
-def policy_to_learn_under(default: str, presets: Iterable[KnownPreset]) -> EgressPolicy:
-    """The rules of the sandbox in which something is tried out."""
+def policy_to_learn_under(
+    default: str, presets: Iterable[KnownPreset], *, paths: bool = False
+) -> EgressPolicy:
+    """The rules of the sandbox in which something is tried out. For ``paths``, the gateway reads
+    encrypted requests, too, if it can."""
     if default == DENY:
         return EgressPolicy.of(NOTHING)
-    words = [preset.word for preset in presets]
-    return EgressPolicy.of(*words, {"host": "*", "ports": DATABASE_PORTS}, default=ALLOW)
+    rules: list[Any] = [preset.word for preset in presets]
+    rules.append({"host": "*", "ports": DATABASE_PORTS})
+    if paths:
+        rules.append(
+            {"host": "*", "rate_limit_rpm": MOST_RATE}
+        )  # to count requests is to read them
+    return EgressPolicy.of(*rules, default=ALLOW)
 
 
 @dataclass

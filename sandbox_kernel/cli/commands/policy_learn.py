@@ -36,7 +36,7 @@ def add(below: Commands) -> None:
     parser.add_argument("--default", choices=(ALLOW, DENY), default=ALLOW, help=about)
     about = "name of a kernel of ours (default: sandbox)"
     parser.add_argument("--kernel", metavar="NAME", default="sandbox", help=about)
-    parser.add_flag("--paths", help="rules for methods and paths, where requests can be read")
+    parser.add_flag("--paths", help="rules for methods and paths; https is read (extra 'gateway')")
     parser.add_timeout()
     parser.add_flag("--json", help="print JSON: egress, denied, private, failed_cells")
 
@@ -63,7 +63,7 @@ def learn(arguments: argparse.Namespace) -> int:
     from sandbox_kernel.jupyter.notebook_run import run_notebook
 
     presets = known_presets()
-    under = policy_to_learn_under(arguments.default, presets)
+    under = policy_to_learn_under(arguments.default, presets, paths=arguments.paths)
     name = f"learn-{secrets.token_hex(4)}"
     environ = {
         "SANDBOX_KERNEL_NAME": name,
