@@ -68,9 +68,8 @@ def policy_to_learn_under(
     rules: list[Any] = [preset.word for preset in presets]
     rules.append({"host": "*", "ports": DATABASE_PORTS})
     if paths:
-        rules.append(
-            {"host": "*", "rate_limit_rpm": MOST_RATE}
-        )  # to count requests is to read them
+        # Requests that are counted are read.
+        rules.append({"host": "*", "rate_limit_rpm": MOST_RATE})
     return EgressPolicy.of(*rules, default=ALLOW)
 
 

@@ -12,7 +12,9 @@ import pytest
 from sandbox_kernel.cli import main
 from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.audit import egress_event
+from sandbox_kernel.gateway.decisions import reads_requests
 from sandbox_kernel.gateway.learning import KnownPreset, learn, policy_to_learn_under
+from sandbox_kernel.gateway.names import read_target
 from sandbox_kernel.gateway.policy_file import read_policy_file
 from tests.helpers.names_here import stand_for, web_server
 
@@ -109,6 +111,16 @@ def test_nothing_passes_while_learning_under_deny() -> None:
     assert policy_to_learn_under("allow", [PIP]).decide("data.example", 5432) == "allow"
 
 
+def test_paths_are_read_while_learning() -> None:
+    """Inside TLS, too; but not what is no HTTP."""
+    web, database = read_target("data.example", 443), read_target("data.example", 5432)
+    for paths in (True, False):
+        policy = policy_to_learn_under("allow", [], paths=paths)
+        assert policy.decide("data.example", 443) == "allow"
+        assert reads_requests(policy, web) == paths
+        assert not reads_requests(policy, database)
+
+
 # --- with real notebooks
 
 
@@ -156,7 +168,10 @@ def test_what_was_learned_lets_the_notebook_pass(
 
         from sandbox_kernel.gateway import learning
 
-        monkeypatch.setattr(learning, "policy_to_learn_under", lambda *_: EgressPolicy.read(text))
+        def as_learned(default: str, presets: object, *, paths: bool) -> EgressPolicy:
+            return EgressPolicy.read(text)
+
+        monkeypatch.setattr(learning, "policy_to_learn_under", as_learned)
         assert main(["policy", "learn", str(path), "--default", "deny", "--json"]) == 0
         again = json.loads(capsys.readouterr().out)
         assert again["failed_cells"] == {}
