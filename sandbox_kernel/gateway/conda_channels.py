@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.presets import Source, is_web
+from sandbox_kernel.host_programs import find_program, run_program
 
 _TIMEOUT = 60.0
 _KEYS = ("channels", "default_channels", "channel_alias", "custom_channels", "custom_multichannels")
@@ -23,7 +23,7 @@ _URL = re.compile(r"https?://[^\s\"'#,\]]+")
 def read() -> Source:
     """The hosts of conda's channels. SpecError if conda is neither configured nor installed."""
     source = Source()
-    conda = shutil.which("conda")
+    conda = find_program("conda")
     urls = _ask(conda) if conda else [url for file in _files() for url in _configured_in(file)]
     for url in filter(is_web, dict.fromkeys(urls)):
         source.add(url)
@@ -57,14 +57,8 @@ def _configured_in(file: Path) -> Iterator[str]:
 
 def _ask(conda: str) -> list[str]:
     try:
-        ran = subprocess.run(
-            [conda, "config", "--show", *_KEYS, "--json"],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT,
-            check=True,
-        )
+        ran = run_program([conda, "config", "--show", *_KEYS, "--json"], _TIMEOUT, cwd="/")
+        ran.check_returncode()
         return list(_urls_in(json.loads(ran.stdout)))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise SpecError(f"egress: @conda cannot be used: no answer of conda ({error}).") from None

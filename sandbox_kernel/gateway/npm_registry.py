@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.presets import Source, is_web
+from sandbox_kernel.host_programs import find_program, run_program
 
 _TIMEOUT = 30.0
 _VARIABLES = ("NPM_CONFIG_REGISTRY", "npm_config_registry")
@@ -30,7 +30,7 @@ def read() -> Source:
             if not scope:
                 source.env.setdefault("NPM_CONFIG_REGISTRY", plain)
     if "NPM_CONFIG_REGISTRY" not in source.env:
-        npm = shutil.which("npm")
+        npm = find_program("npm")
         if npm is None and not source.targets:
             raise SpecError("egress: @npm cannot be used: npm is neither installed nor configured.")
         source.add(_ask(npm) if npm else _PUBLIC)
@@ -51,15 +51,9 @@ def _configured_in(file: Path) -> list[tuple[str, str]]:
 
 def _ask(npm: str) -> str:
     try:
-        ran = subprocess.run(
-            [npm, "config", "get", "registry"],
-            cwd="/",  # a project's own configuration is not the owner's
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=True,
-        )
+        # In /: a project's own configuration is not the owner's.
+        ran = run_program([npm, "config", "get", "registry"], _TIMEOUT, cwd="/")
+        ran.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecError(f"egress: @npm cannot be used: npm does not answer ({error}).") from None
     url = ran.stdout.strip()

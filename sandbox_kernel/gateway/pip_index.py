@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.presets import Source, is_web
+from sandbox_kernel.host_programs import find_program, run_program
 
 _TIMEOUT = 30.0
 _SECTIONS = ("global", "install", ":env:")
@@ -122,15 +122,9 @@ def _import() -> _Found:
 def _run() -> _Found:
     """Ask another interpreter's pip. ``-I``: nothing of the present folder is imported."""
     base = getattr(sys, "_base_executable", None)
-    for python in dict.fromkeys(filter(None, (base, shutil.which("python3")))):
+    for python in dict.fromkeys(filter(None, (base, find_program("python3")))):
         try:
-            ran = subprocess.run(
-                [python, "-I", "-c", _PROGRAM],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TIMEOUT,
-                check=True,
-            )
+            ran = run_program([python, "-I", "-c", _PROGRAM], _TIMEOUT, cwd="/")
             items, indexes = json.loads(ran.stdout)
         except (OSError, ValueError, subprocess.SubprocessError):
             continue

@@ -7,17 +7,24 @@ import asyncio
 import contextlib
 import os
 import re
+import select
 import shlex
 import signal
 import stat
+import subprocess
+import threading
+import time
 from collections.abc import Callable
 
 from sandbox_kernel.errors import SpecError
 from sandbox_kernel.gateway.secret_values import SecretValue
+from sandbox_kernel.host_programs import host_environment
 from sandbox_kernel.secret_declarations import SecretDeclaration
 
 TIMEOUT = 30.0
 """Seconds that a command or the keyring may take."""
+_LOOK = 0.1
+"""Seconds between two looks whether a command is still wanted."""
 MAX_VALUE = 16 * 1024
 """Bytes of a value. A head of HTTP must hold it."""
 MIN_VALUE = 8
@@ -95,32 +102,47 @@ def _words(secret: SecretDeclaration, command: str) -> list[str]:
 
 async def _printed(secret: SecretDeclaration, words: list[str]) -> bytes:
     """What a command prints. There is no shell, unless the words name one."""
+    given_up = threading.Event()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+        return await asyncio.to_thread(_run, secret, words, given_up)
+    finally:
+        given_up.set()
+
+
+def _run(secret: SecretDeclaration, words: list[str], given_up: threading.Event) -> bytes:
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
+            cwd="/",  # nothing of a notebook's folder is run or obeyed
+            env=host_environment(),
         )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not a command"
         raise NoValue(secret, f"its command cannot be run ({why})") from None
+    assert process.stdout is not None
+    end, data, code = time.monotonic() + TIMEOUT, b"", None
     try:
-        async with asyncio.timeout(TIMEOUT):
-            assert process.stdout is not None
-            data = b""
-            while len(data) <= MAX_VALUE + 2 and (more := await process.stdout.read(4096)):
-                data += more
-            if len(data) > MAX_VALUE + 2:
-                return data
-            code = await process.wait()
-    except TimeoutError:
-        raise NoValue(secret, f"its command did not end within {TIMEOUT:g} s") from None
+        with process.stdout as output:
+            while len(data) <= MAX_VALUE + 2 and time.monotonic() < end and not given_up.is_set():
+                if select.select([output], [], [], _LOOK)[0]:
+                    more = os.read(output.fileno(), 4096)
+                    if not more:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            code = process.wait(max(0.0, end - time.monotonic()))
+                        break
+                    data += more
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        process.wait()
+    if len(data) > MAX_VALUE + 2:
+        return data
+    if code is None:
+        raise NoValue(secret, f"its command did not end within {TIMEOUT:g} s")
     if code:
         raise NoValue(secret, f"its command ended with exit code {code}; try it in a terminal")
     return data

@@ -244,13 +244,13 @@ def test_a_cell_sent_before_the_pause_is_noticed_resumes_the_sandbox(backend: Ba
 
         async def freeze(gate: asyncio.Event) -> None:
             """Pause it from elsewhere; the tunnel hears of it when the gate is opened."""
-            ask = running.handle.open_stream
+            ask = running.handle.open_command
 
-            async def later(*args: Any, **options: Any) -> Any:
+            async def later(command: Any) -> Any:
                 await gate.wait()
-                return await ask(*args, **options)
+                return await ask(command)
 
-            running.handle.open_stream = later  # type: ignore[method-assign]
+            running.handle.open_command = later  # type: ignore[method-assign]
             await (await from_elsewhere(backend, running.handle.name)).pause()
 
         async def gated() -> asyncio.Event:
@@ -285,13 +285,13 @@ def test_a_cell_that_waits_for_a_link_keeps_the_sandbox_from_being_paused(
         execute(client, "x = 'kept'")
 
         async def break_link() -> asyncio.Event:
-            gate, ask = asyncio.Event(), running.handle.open_stream
+            gate, ask = asyncio.Event(), running.handle.open_command
 
-            async def later(*args: Any, **options: Any) -> Any:
+            async def later(command: Any) -> Any:
                 await gate.wait()
-                return await ask(*args, **options)
+                return await ask(command)
 
-            running.handle.open_stream = later  # type: ignore[method-assign]
+            running.handle.open_command = later  # type: ignore[method-assign]
             running.tunnel.cut()
             return gate
 

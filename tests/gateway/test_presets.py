@@ -106,7 +106,7 @@ def test_pips_own_configuration_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     asked = pip_index.load_settings()
     assert asked.options["index-url"] == imported.options["index-url"]
     assert asked.indexes == imported.indexes
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(sys, "_base_executable", None)
     assert source_of(pip_index.load_settings()).env == {"PIP_INDEX_URL": "https://c.example/simple"}
     monkeypatch.delenv("PIP_INDEX_URL")
@@ -118,7 +118,7 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("NPM_CONFIG_REGISTRY", "npm_config_registry"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(SpecError, match="neither installed nor configured"):
         npm_registry.read()
     (tmp_path / ".npmrc").write_text(
@@ -138,7 +138,7 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CONDARC", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(SpecError, match="conda is not installed"):
         conda_channels.read()
     (tmp_path / ".condarc").write_text(

@@ -343,7 +343,7 @@ def test_an_endpoint_in_use_ipc(cli: Cli) -> None:
         (["-f", "{path}", "--config-file", "/dev/null"], "/dev/null is not valid JSON"),
         (["-f", "{path}", "--config", "{{}}", "--config-file", "/x"], "not by both"),
         (["-f", "{path}", "--backend", "nowhere"], "no sandbox backend 'nowhere'"),
-        (["-f", "{path}", "--egress", "example.org"], "cannot enforce egress"),
+        (["-f", "{path}", "--image", "py"], "cannot enforce image"),
         (["-f", "{path}", "--", "/nowhere/kernel"], "/nowhere/kernel"),
     ],
 )

@@ -9,6 +9,7 @@ PATH find programs there, and those of LD_LIBRARY_PATH libraries.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -20,12 +21,17 @@ import sys
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
 
 import sandbox_kernel
+from sandbox_kernel.audit.shipping import Shipper
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.errors import SandboxUnavailable, SpecError
+from sandbox_kernel.gateway import conda_channels, npm_registry, pip_index
+from sandbox_kernel.gateway.secret_sources import find_value
 from sandbox_kernel.host_processes import ProcessId
 from sandbox_kernel.images import debian, wheels
 from sandbox_kernel.images.target import Target
@@ -36,6 +42,7 @@ from sandbox_kernel.kernels.spare_plan import SparePlan
 from sandbox_kernel.kernels.spare_shelf import Shelf, end_holders
 from sandbox_kernel.sandboxes.broker import startup as broker
 from sandbox_kernel.sandboxes.local import LocalClient, bubblewrap, environment, guest_copy
+from sandbox_kernel.secret_declarations import read_secrets
 from sandbox_kernel.spec import SandboxSpec
 from sandbox_kernel.workspace.ended_sandboxes import Leftovers, save_leftovers
 from sandbox_kernel.workspace.store import Store
@@ -48,7 +55,10 @@ MODULES = (
     *("argparse", "socket", "subprocess", "compileall", "importlib/__init__", "typing"),
     *("sandbox_kernel/__init__", "pip/__init__", "pip/__main__", "jupyter_client/__init__"),
 )
-PROGRAMS = ("bwrap", "mmdebstrap", "debootstrap", "apt-get", "python3", "unshare")
+PROGRAMS = (
+    *("bwrap", "mmdebstrap", "debootstrap", "apt-get", "python3", "unshare", "npm", "conda"),
+    "printf",
+)
 
 
 class Folder:
@@ -103,10 +113,10 @@ def start_broker() -> None:
     assert process.kill(30)
 
 
-def start_jail() -> None:
+def start_jail(**spec: Any) -> None:
     async def main() -> None:
         client = LocalClient()
-        await client.create(SandboxSpec(name="trapped", lease_seconds=60))
+        await client.create(SandboxSpec(name="trapped", lease_seconds=60, **spec))
         await client.remove("trapped")
 
     if why_not():
@@ -158,6 +168,29 @@ def save_what_was_left() -> None:
     assert latest.files == 1
 
 
+def ask_package_managers() -> None:
+    """For the presets of egress rules."""
+    assert pip_index._run()[0] is not None
+    for manager in (npm_registry, conda_channels):
+        with contextlib.suppress(SpecError):  # it is not installed here, and the folder's is not it
+            manager.read()
+
+
+def ask_for_a_secret() -> None:
+    [secret] = read_secrets([{"name": "A", "from": "command:printf 12345678", "hosts": ["a.test"]}])
+    assert asyncio.run(find_value(secret)).reveal() == "12345678"
+
+
+def ship_the_audit() -> None:
+    shipper = Shipper("printf ready")
+    shipper.put({"kind": "created"})
+    shipper.close()
+
+
+def start_jail_with_ways_out() -> None:
+    start_jail(egress=EgressPolicy.of("a.test"))
+
+
 WAYS: dict[str, Callable[[], object]] = {
     "the broker": start_broker,
     "a jail": start_jail,
@@ -168,6 +201,10 @@ WAYS: dict[str, Callable[[], object]] = {
     "pip": lambda: wheels._pip("cache", "dir").check_returncode(),
     "compiling packages": compile_packages,
     "a maker of images": find_maker,
+    "a jail with ways out": start_jail_with_ways_out,
+    "the package managers": ask_package_managers,
+    "a secret's command": ask_for_a_secret,
+    "what the audit is sent to": ship_the_audit,
     "saving what a sandbox left": save_what_was_left,
 }
 
@@ -252,6 +289,11 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
         if starts.search(path.read_text())
     }
     assert {name for name in found if not inside.match(name)} == {
+        "audit/shipping.py",  # what audit_command names, found as a shell would
+        "gateway/conda_channels.py",
+        "gateway/npm_registry.py",
+        "gateway/pip_index.py",
+        "gateway/secret_sources.py",  # what the kernel's own configuration names
         "images/debian.py",
         "images/wheels.py",
         "host_programs.py",
@@ -261,6 +303,7 @@ def test_every_module_that_starts_processes_is_known_here() -> None:
         "sandboxes/local/environment.py",
         "sandboxes/local/jail_start.py",
         "sandboxes/local/guest_copy.py",
+        "sandboxes/local/low_ports.py",
         "sandboxes/local/systemd_scope.py",  # busctl, found as bubblewrap is
         "sandboxes/microsandbox/machine.py",  # a program of the SDK's, by its absolute path, in /
         "workspace/ended_sandboxes.py",

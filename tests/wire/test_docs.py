@@ -15,6 +15,7 @@ from sandbox_kernel.guest import rekey
 from sandbox_kernel.guest.agent import Agent
 from sandbox_kernel.guest.commands import box
 from sandbox_kernel.guest.control_calls import CALLS, ControlCalls
+from sandbox_kernel.guest.egress import ways_out
 from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.tunnel.endpoints import PRIORITY
 from sandbox_kernel.wire import codec, connection, fdlink, frames, handshake, lines, mux, session
@@ -78,7 +79,9 @@ def test_limits() -> None:
 def test_priorities() -> None:
     """Numbers and names, and which channel has which."""
     rows = table("number", "name", "used for")
-    assert {row[1]: int(row[0]) for row in rows} == {n: getattr(mux, n) for n in PRIORITIES}
+    named = {row[1]: int(row[0]) for row in rows if row[1]}
+    assert named == {n: getattr(mux, n) for n in PRIORITIES}
+    assert [int(row[0]) for row in rows if not row[1]] == [ways_out.PRIORITY]
     channels = {
         target.removeprefix("kernel:"): int(number)
         for number, _, used in rows

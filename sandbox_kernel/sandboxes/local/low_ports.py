@@ -11,6 +11,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from sandbox_kernel.host_programs import run_program
+
 _TIMEOUT = 10.0
 _PROGRAM = """
 import ctypes, fcntl, os, sys
@@ -29,7 +31,7 @@ def allow(pid: int) -> str | None:
     """Allow it in the jail of this process. None, or why that is not possible here. Blocks."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(pid)]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        ran = run_program(command, _TIMEOUT, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ran.stderr.strip().rpartition("\n")[2] if ran.returncode else None
