@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from sandbox_kernel.audit.event_log import SUFFIX, AuditLog, Event, now, numbered
 from sandbox_kernel.paths import data_dir, private_dir
@@ -120,10 +121,16 @@ def audit_path(backend: str, name: str, data: Path | None = None) -> Path:
     return (data or data_dir()) / FOLDER / f"{backend}-{name}{SUFFIX}"
 
 
-@functools.lru_cache(maxsize=256)
+_logs: WeakValueDictionary[Path, AuditLog] = WeakValueDictionary()
+"""In use."""
+
+
 def _log_at(path: Path) -> AuditLog:
     """One for each file, so that a failure is told once."""
-    return AuditLog(path)
+    log = _logs.get(path)
+    if log is None:
+        log = _logs[path] = AuditLog(path)
+    return log
 
 
 @functools.lru_cache(maxsize=16)

@@ -98,7 +98,7 @@ def test_a_run_that_misses_a_file_of_the_user(
     for words in (["python3", "script.py"], ["./script.py"]):
         ran = cli("run", *words)
         assert ran.returncode != 0
-        assert f"Show it with --readable {tmp_path}/script.py" in ran.stderr
+        assert f"--readable {tmp_path}/script.py" in ran.stderr
     shown = f"{tmp_path}/script.py"
     ran = cli("run", "--readable", shown, "python3", shown)
     assert (ran.stdout, ran.stderr) == ("42\n", "")

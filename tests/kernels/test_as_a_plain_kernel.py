@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import sqlite3
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def project(folder: Path) -> Path:
         "sub/more.txt": "more",
         "package/__init__.py": "",
         "package/inner.py": "answer = 42\n",
-        "package/tool.py": "from . import inner\nprint('tool', inner.answer)\n",
+        "package/tool.py": "from . import inner\n"
+        "if __name__ == '__main__':\n    print('tool', inner.answer)\n",
         "package/deeper/__init__.py": "",
         "package/deeper/leaf.py": "name = __name__\n",
         "table.html": "<table><tr><td>1</td></tr></table>",
@@ -98,7 +100,19 @@ def outputs(project: Path, kernel: str) -> list[list[dict[str, Any]]]:
         resources={"metadata": {"path": str(project)}},
     )
     client.execute()
-    return [[{**one, "traceback": None} for one in cell.outputs] for cell in client.nb.cells]
+    return [joined({**one, "traceback": None} for one in cell.outputs) for cell in client.nb.cells]
+
+
+def joined(outputs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Text that a kernel sends in one piece or in several, as it comes, is the same text."""
+    found: list[dict[str, Any]] = []
+    for one in outputs:
+        last = found[-1] if found else {}
+        if one["output_type"] == "stream" and last.get("name") == one["name"]:
+            last["text"] += one["text"]
+        else:
+            found.append(one)
+    return found
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from sandbox_kernel.jupyter.server.egress import DENIAL_EVENTS
 from tests.cli.running import Cli
+from tests.helpers.waiting import wait_until
 
 from .conftest import StartServer
 from .running import Events, JupyterServer, open_notebook, the_sandbox
@@ -74,7 +75,8 @@ def test_a_denial_is_said_where_the_person_looks(server: JupyterServer, events: 
     assert server.refused("GET", "/sandbox-kernel/api/egress?kernel=no")[0] == 404
 
     cli = Cli(Path())
-    assert "running, 5 denied: five.test and 4 more" in cli("ps").stdout
+    # An event waits for the word which cell it belongs to.
+    wait_until(lambda: "running, 5 denied: five.test and 4 more" in cli("ps").stdout, "ps")
     [row] = json.loads(cli("ps", "--json").stdout)
     assert [one["host"] for one in row["denied"]][:2] == ["one.test", "two.test"]
 

@@ -129,14 +129,14 @@ def test_files_that_are_not_saved(server: JupyterServer, folder: Path) -> None:
 @pytest.mark.slow
 def test_start_errors_have_lines(make_server: StartServer) -> None:
     """A kernel cannot be started: JupyterLab's dialog, which breaks no lines, gets short ones."""
-    server = make_server("--SandboxProvisioner.egress=example.com")
+    server = make_server("--SandboxProvisioner.image=an-image")
     server.start()
     kernel = {"name": "sandbox"}
     session = {"path": "n.ipynb", "name": "n.ipynb", "type": "notebook", "kernel": kernel}
     for path, body in (("/api/kernels", kernel), ("/api/sessions", session)):
         _, message = server.refused("POST", path, body)
         assert message.startswith("Sandbox 'kernel-"), message
-        assert "enforce egress=" in message
+        assert "enforce image=" in message
         assert message.count("\n") >= 2
         assert max(map(len, message.splitlines())) <= 76
 
