@@ -282,18 +282,18 @@ def test_which_mounts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (
         "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
         "2 1 8:2 / /home rw - ext4 /dev/sda2 rw",
-        "3 1 8:2 /ada/data /work/p\\040q/data rw - ext4 /dev/sda2 rw",
-        "4 1 8:2 / /work/p\\040q/homes rw - ext4 /dev/sda2 rw",
-        "5 1 8:1 / /work/p\\040q/system rw - ext4 /dev/sda1 rw",
-        "6 1 0:5 / /work/p\\040q/proc rw - proc proc rw",
-        "7 1 8:2 /ada/own/x /work/p\\040q/records rw - ext4 /dev/sda2 rw",
-        "8 1 0:9 / /work/p\\040q/scratch rw - tmpfs tmpfs rw",
+        "3 1 8:2 /ada/data /srv/p\\040q/data rw - ext4 /dev/sda2 rw",
+        "4 1 8:2 / /srv/p\\040q/homes rw - ext4 /dev/sda2 rw",
+        "5 1 8:1 / /srv/p\\040q/system rw - ext4 /dev/sda1 rw",
+        "6 1 0:5 / /srv/p\\040q/proc rw - proc proc rw",
+        "7 1 8:2 /ada/own/x /srv/p\\040q/records rw - ext4 /dev/sda2 rw",
+        "8 1 0:9 / /srv/p\\040q/scratch rw - tmpfs tmpfs rw",
         "9 1 0:6 / /work/other/proc rw - proc proc rw",
     )
     monkeypatch.setattr(nested_mounts, "_mounts", lambda: [*map(nested_mounts._parsed, lines)])
     monkeypatch.setattr(nested_mounts, "private_places", lambda: {"/": "", "/home/ada": ""})
     monkeypatch.setattr(nested_mounts, "data_dir", lambda: Path("/home/ada/own"))
     monkeypatch.setattr(nested_mounts, "runtime_dir", lambda: Path("/home/ada/own"))
-    assert nested_mounts.never_shown("/work/p q") == {
-        f"/work/p q/{name}" for name in ("homes", "system", "proc", "records")
+    assert nested_mounts.never_shown("/srv/p q") == {
+        f"/srv/p q/{name}" for name in ("homes", "system", "proc", "records")
     }
