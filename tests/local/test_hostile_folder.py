@@ -288,7 +288,7 @@ def test_which_mounts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         "6 1 0:5 / /srv/p\\040q/proc rw - proc proc rw",
         "7 1 8:2 /ada/own/x /srv/p\\040q/records rw - ext4 /dev/sda2 rw",
         "8 1 0:9 / /srv/p\\040q/scratch rw - tmpfs tmpfs rw",
-        "9 1 0:6 / /work/other/proc rw - proc proc rw",
+        "9 1 0:6 / /srv/other/proc rw - proc proc rw",
     )
     monkeypatch.setattr(nested_mounts, "_mounts", lambda: [*map(nested_mounts._parsed, lines)])
     monkeypatch.setattr(nested_mounts, "private_places", lambda: {"/": "", "/home/ada": ""})
