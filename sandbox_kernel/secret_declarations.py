@@ -63,7 +63,8 @@ class SecretDeclaration:
     insecure: bool = False
     """It may also be sent over plain http."""
     sigv4: str = ""
-    """It is the secret key of an AWS key pair: the name of the secret with the access key id."""
+    """It is the secret key of an AWS key pair, which signs and is never sent: the name of the
+    secret with the access key id."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -96,6 +97,8 @@ class SecretDeclaration:
                 raise self._wrong("from", _HOW)
         elif not self.source or not all(isinstance(w, str) and w for w in self.source):
             raise self._wrong("from", f"is a text, or the words of a command. It {_HOW}")
+        if self.sigv4 and self.places != DEFAULT_PLACES:
+            raise self._wrong("in", "is not for a key that signs (sigv4): it is never sent")
         if self.expose and self.hosts:
             raise self._wrong("expose", "gives the value to the sandbox, so leave hosts out")
 
@@ -125,6 +128,10 @@ class SecretDeclaration:
 
     def is_bound_to(self, host: str, port: int) -> bool:
         return any(rule.concerns(host, port) for rule in self.rules())
+
+    def is_sent_in(self, place: str) -> bool:
+        """Whether its value takes the place of its placeholder there."""
+        return place in self.places and not self.sigv4
 
     def knows(self, host: str) -> bool:
         """Whether it is bound to the host, at any port."""

@@ -85,6 +85,7 @@ VALUE = "sk-live-0123456789abcdef"
         ({"name": "KEY", "hosts": ["a.example"], "expose": True}, "leave hosts out"),
         ({"name": "KEY", "hosts": ["a.example"], "insecure": "yes"}, "insecure of the secret"),
         ({"name": "KEY", "hosts": ["a.example"], "sigv4": "OTHER"}, "names no other secret"),
+        ({"name": "KEY", "hosts": ["a.example"], "sigv4": "ID", "in": ["body"]}, "never sent"),
         (["KEY@a.example", "KEY@b.example"], "twice"),
         ([f"K{n}@a.example" for n in range(33)], "the limit is 32"),
         ("[nonsense", "not valid JSON"),

@@ -220,7 +220,7 @@ class _Change:
         return RewrittenRequest(path + mark + query, changed, body, self.used)
 
     def _in(self, place: str) -> list[HeldSecret]:
-        return [one for one in self._bound if place in one.declared.places]
+        return [one for one in self._bound if one.declared.is_sent_in(place)]
 
     def _in_url(self, text: str, secrets: Iterable[HeldSecret]) -> str:
         for one in secrets:

@@ -223,6 +223,58 @@ async def test_a_websocket_that_echoes_is_scrubbed() -> None:
         writer.close()
 
 
+@contextlib.asynccontextmanager
+async def at_aws(handle: Handler) -> AsyncIterator[tuple[Rig, Origin, str, list[Any]]]:
+    """A gateway with a key pair for ``a.example``, and what it has recorded of it."""
+    async with origin(handle) as served:
+        host = f"a.example:{served.port}"
+        bound = {"hosts": [host], "insecure": True}
+        declared = read_secrets([{"name": "ID", **bound}, {"name": "KEY", "sigv4": "ID", **bound}])
+        values = [(FAKE_ID, KEY_ID), (PLACEHOLDER, VALUE)]
+        secrets = [
+            HeldSecret(one, placeholder, SecretValue(value))
+            for one, (placeholder, value) in zip(declared, values, strict=True)
+        ]
+        events: list[Any] = []
+        rewriting = SecretRewriting(secrets, events.append)
+        async with running("a.example", trusted=[host], rewriting=rewriting) as rig:
+            yield rig, served, host, events
+
+
+def signed_lines(made: Any) -> list[str]:
+    """The headers of a request to AWS that the sandbox has signed with placeholders."""
+    from botocore.auth import SigV4Auth
+    from botocore.credentials import Credentials
+
+    SigV4Auth(Credentials(FAKE_ID, PLACEHOLDER), "sqs", "eu-central-1").add_auth(made)
+    return [f"{name}: {value}" for name, value in made.headers.items()]
+
+
+async def test_a_key_that_signs_is_never_sent() -> None:
+    """Neither in a header that AWS keeps, where another account could read it, nor in a query; and
+    no error shows what was put into a header."""
+    from botocore.awsrequest import AWSRequest
+
+    async with at_aws(answering(EMPTY)) as (rig, served, host, events):
+        for name in ("X-Amz-Meta-Note", "Authorization", "X-Amz-Content-SHA256"):
+            for signs in (True, False):
+                made = AWSRequest("GET", f"http://{host}/", headers={"X-Other": "x"})
+                lines = signed_lines(made) if signs and name != "Authorization" else []
+                lines = [line for line in lines if not line.startswith(name)]
+                value = basic("x", PLACEHOLDER) if name == "Authorization" else PLACEHOLDER
+                query = f"/?key={PLACEHOLDER}"
+                answer = await rig.talk(message(host, query, f"{name}: {value}", *lines))
+                assert VALUE.encode() not in answer
+        for value in (PLACEHOLDER, FAKE_ID):
+            made = AWSRequest("GET", f"http://{host}/", headers={"X-Amz-Content-SHA256": value})
+            answer = await rig.talk(message(host, "/", *signed_lines(made)))
+            assert answer.startswith(b"HTTP/1.1 400 a request to AWS that cannot be signed again")
+            assert not any(text in answer for text in (VALUE.encode(), KEY_ID.encode()))
+        assert VALUE not in served.text
+        assert VALUE not in str(rig.events)
+        assert {(event["secret"], event["action"]) for event in events} == {("KEY", "kept")}
+
+
 async def test_aws_is_signed_again_with_the_real_key() -> None:
     """Also where the signature is over a body whose digest is in no header."""
     from botocore.auth import SigV4Auth
@@ -235,25 +287,13 @@ async def test_aws_is_signed_again_with_the_real_key() -> None:
         got.append(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(9))
         writer.write(EMPTY)
 
-    async with origin(take) as served:
-        host = f"a.example:{served.port}"
-        bound = {"hosts": [host], "insecure": True}
-        declared = read_secrets([{"name": "ID", **bound}, {"name": "KEY", "sigv4": "ID", **bound}])
-        values = [(FAKE_ID, KEY_ID), (PLACEHOLDER, VALUE)]
-        secrets = [
-            HeldSecret(one, placeholder, SecretValue(value))
-            for one, (placeholder, value) in zip(declared, values, strict=True)
-        ]
-        events: list[Any] = []
-        rewriting = SecretRewriting(secrets, events.append)
-        async with running("a.example", trusted=[host], rewriting=rewriting) as rig:
-            made = AWSRequest("POST", f"http://{host}/", data=b"some data")
-            SigV4Auth(Credentials(FAKE_ID, PLACEHOLDER), "sqs", "eu-central-1").add_auth(made)
-            lines = [f"{name}: {value}" for name, value in made.headers.items()]
-            answer = await rig.talk(message(host, "/", *lines, body=b"some data", method="POST"))
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert rig.events[0]["secrets"] == ["ID", "KEY"]
-            assert events == []
+    async with at_aws(take) as (rig, _, host, events):
+        made = AWSRequest("POST", f"http://{host}/", data=b"some data")
+        lines = signed_lines(made)
+        answer = await rig.talk(message(host, "/", *lines, body=b"some data", method="POST"))
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert rig.events[0]["secrets"] == ["ID", "KEY"]
+        assert events == []
     [whole] = got
     theirs = AWSRequest("POST", f"http://{host}/", data=b"some data")
     theirs.context["timestamp"] = made.context["timestamp"]

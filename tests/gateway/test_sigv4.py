@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from typing import Any
 
 import botocore.auth
+import botocore.session
 import pytest
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
 from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def signed(make: type, made: Any, keys: tuple[str, str], token: str | None = Non
 
 def parts(made: Any) -> tuple[str, str, Headers]:
     """Host, path with query, and headers as the gateway reads them."""
-    prepared = made.prepare()
+    prepared = made if isinstance(made, AWSPreparedRequest) else made.prepare()
     host, _, rest = prepared.url.partition("://")[2].partition("/")
     found = [
         (k.lower(), v.decode() if isinstance(v, bytes) else v) for k, v in prepared.headers.items()
@@ -97,6 +99,53 @@ def test_other_services() -> None:
     assert again(fake, "POST", body) == theirs
 
 
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("s3", "list_objects_v2", {"Bucket": "some-bucket", "Prefix": "a b/ü+&=~*'(!)", "MaxKeys": 1}),
+    ("s3", "head_object", {"Bucket": "some-bucket", "Key": "x//y/./../z %2F é+&=~*'(!)$@,:;"}),
+    ("s3", "put_object", {"Bucket": "some-bucket", "Key": "k", "Metadata": {"a": " two   words "}}),
+    ("s3tables", "list_namespaces", {"tableBucketARN": "arn:aws:s3tables:x:012345678901:bucket/b"}),
+    ("s3control", "get_access_point", {"AccountId": "012345678901", "Name": "some-point"}),
+    ("lambda", "invoke", {"FunctionName": "arn:aws:lambda:x:012345678901:function:f:v"}),
+    ("bedrock-runtime", "invoke_model", {"modelId": "some.model-v2:1", "body": b"{}"}),
+    ("iot-data", "publish", {"topic": "a/b c/+//é", "payload": b"data"}),
+    ("glacier", "list_jobs", {"vaultName": "v ä", "accountId": "-"}),
+    ("sts", "get_caller_identity", {}),
+    ("sqs", "send_message", {"QueueUrl": "https://sqs.example/1/q", "MessageBody": "é &=+"}),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[f"{service}-{name}" for service, name, _ in CALLS])
+def test_as_the_clients_of_services_sign(
+    call: tuple[str, str, dict[str, Any]],
+) -> None:
+    """Paths and queries of all kinds, as botocore's clients send them."""
+    service, name, arguments = call
+
+    def sent(keys: tuple[str, str]) -> Any:
+        found: list[Any] = []
+        client = botocore.session.get_session().create_client(
+            *(service, "eu-central-1"),
+            aws_access_key_id=keys[0],
+            aws_secret_access_key=keys[1],
+            endpoint_url=f"https://{service}.example",
+        )
+
+        def keep(request: Any, **_: Any) -> AWSResponse:
+            found.append(request)
+            return AWSResponse(request.url, 400, {}, None)
+
+        client.meta.events.register("before-send", keep)
+        with contextlib.suppress(Exception):  # of an answer that is none
+            getattr(client, name)(**arguments)
+        return found[0]
+
+    fake, real = sent(FAKE), sent(REAL)
+    body = fake.body.encode() if isinstance(fake.body, str) else fake.body
+    path, headers = again(fake, fake.method, body if isinstance(body, bytes) else b"")
+    assert path == parts(real)[1]
+    assert dict(headers)["authorization"] == dict(parts(real)[2])["authorization"]
+
+
 @pytest.mark.parametrize("url", URLS)
 def test_presigned(url: str) -> None:
     ours, _ = again(signed(S3SigV4QueryAuth, request("GET", url), FAKE), "GET")
@@ -115,6 +164,7 @@ def test_an_unsigned_payload() -> None:
     ("name", "value", "why"),
     [
         ("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "one by one"),
+        ("x-amz-content-sha256", "some text", r"no digest \(chunks that are signed one by one\?\)$"),
         ("x-amz-date", "yesterday", "X-Amz-Date"),
         ("authorization", "AWS4-ECDSA-P256-SHA256 Credential=x", "Authorization"),
         (
