@@ -14,6 +14,9 @@ Parser = Callable[[bytearray], "T | None"]
 what can never become valid, so that the buffer is bounded."""
 
 READ_SIZE = 256 * 1024
+_MOST_LOOKED_AT = 16 << 20
+"""Bytes that parsers may look at until they have found one thing. They begin anew with each piece,
+so many small pieces would cost this process much, and who sends them nothing."""
 
 
 class Reader(Protocol):
@@ -31,10 +34,14 @@ class ByteSource:
 
     async def take(self, parse: Parser[T], *, seconds: float | None = None) -> T:
         """What the parser makes of the next bytes. PeerClosed if they end before that, Refusal 408
-        if they take longer than ``seconds``."""
+        if they take longer than ``seconds``, 400 if they come in too many pieces."""
+        looked_at = 0
         try:
             async with asyncio.timeout(seconds):
                 while (found := parse(self.buffer)) is None:
+                    looked_at += len(self.buffer)
+                    if looked_at > _MOST_LOOKED_AT:
+                        raise Refusal(400, "bad HTTP or TLS: it came in too many small pieces")
                     self.buffer += await self._read()
         except TimeoutError:
             raise Refusal(408, f"the request was not complete within {seconds} s") from None

@@ -12,6 +12,7 @@ from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 END_OF_CHUNKS = b"0\r\n\r\n"
 _MOST_LINE = 1024
 _MOST_TRAILERS = 16 * 1024
+_MOST_TRAILER_LINES = 100
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 
@@ -78,7 +79,7 @@ def take_line_end(buffer: bytearray) -> bool | None:
 def take_trailers(buffer: bytearray) -> bool | None:
     """Parser of what follows the last chunk. Trailers are dropped."""
     end = 0
-    while True:
+    for _ in range(_MOST_TRAILER_LINES + 1):
         at = buffer.find(b"\n", end, _MOST_TRAILERS)
         if at < 0:
             if len(buffer) >= _MOST_TRAILERS:
@@ -91,6 +92,7 @@ def take_trailers(buffer: bytearray) -> bool | None:
             return True
         if not line.endswith(b"\r\n") or not _TRAILER.fullmatch(line[:-2]):
             raise BadBody("a trailer is not NAME: VALUE")
+    raise BadBody("too many trailers")
 
 
 def _take_line(buffer: bytearray, most: int) -> bytes | None:

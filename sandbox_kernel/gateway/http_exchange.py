@@ -24,6 +24,7 @@ from sandbox_kernel.gateway.relay import Counts, Wire, relay
 from sandbox_kernel.gateway.rewriting import (
     MOST_SIGNED,
     Filter,
+    Follows,
     Rewriting,
     RewrittenRequest,
     RewrittenResponse,
@@ -200,7 +201,10 @@ class Exchange:
     def _seen(self, response: ResponseHead) -> RewrittenResponse:
         """What the client may see of a response. Refusal."""
         target = self._request.target
-        return self._rewriting.response(target, response.end_to_end(), response.reason)
+        follows = Follows.WEBSOCKET if response.status == 101 else Follows.BODY
+        return self._rewriting.response(
+            target, response.end_to_end(), response.reason, follows=follows
+        )
 
     async def _switch(self, response: ResponseHead) -> None:
         if not self._wants_websocket or not response.wants_websocket:

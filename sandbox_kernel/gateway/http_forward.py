@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ from sandbox_kernel.gateway.relay import Wire
 from sandbox_kernel.gateway.rewriting import RewrittenRequest
 from sandbox_kernel.gateway.service import Passage, Service
 from sandbox_kernel.gateway.watch import Watch
+
+_SENT_AGAIN = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")
+"""Methods of which a second time does what the first has done."""
 
 
 @dataclass
@@ -97,10 +101,7 @@ class HttpForwarder:
             passage.secrets = rewritten.secrets
         except Refusal as refusal:
             return await self._refuse(passage, refusal, to_head=to_head)
-        if rewritten.sign is None or body.is_empty:
-            return await self._pass_on(request, rewritten, body, passage)
-        async with self._service.whole_bodies:
-            return await self._pass_on(request, rewritten, body, passage)
+        return await self._pass_on(request, rewritten, body, passage)
 
     def _rewritten(self, request: Request) -> RewrittenRequest:
         head = request.head
@@ -122,20 +123,23 @@ class HttpForwarder:
     ) -> bool:
         exchange: Exchange | None = None
         try:
-            async with Watch(self._service.limits.idle) as watch:
-                with self._service.under_way(passage, watch):
-                    reused = await self._connect(request, body, passage)
+            async with contextlib.AsyncExitStack() as held:
+                watch = await held.enter_async_context(Watch(self._service.limits.idle))
+                held.enter_context(self._service.under_way(passage, watch))
+                if rewritten.sign is not None and not body.is_empty:
+                    await held.enter_async_context(self._service.whole_bodies)
+                reused = await self._connect(request, body, passage)
+                exchange = self._exchange(request, rewritten, body, passage, watch)
+                try:
+                    await exchange.run()
+                except ServerClosed:
+                    if not reused or exchange.answered:
+                        raise
+                    # An idle connection that the server had closed by now.
+                    await self._drop_server()
+                    await self._connect(request, body, passage)
                     exchange = self._exchange(request, rewritten, body, passage, watch)
-                    try:
-                        await exchange.run()
-                    except ServerClosed:
-                        if not reused or exchange.answered:
-                            raise
-                        # An idle connection that the server had closed by now.
-                        await self._drop_server()
-                        await self._connect(request, body, passage)
-                        exchange = self._exchange(request, rewritten, body, passage, watch)
-                        await exchange.run()
+                    await exchange.run()
         except (Refusal, TimeoutError, PeerClosed, OSError) as error:
             await self._drop_server()
             refusal = _as_refusal(error, request.target)
@@ -153,9 +157,12 @@ class HttpForwarder:
 
     async def _connect(self, request: Request, body: Body, passage: Passage) -> bool:
         """Make sure that there is a connection to the request's target. True: it is a used one,
-        which is taken only for requests that can be sent again."""
+        which is taken only for requests that can be sent again, and if the server has said nothing
+        since: that would be taken for the answer to this one."""
         server = self._server
-        if server is not None and server.target == request.target and body.is_empty:
+        again = body.is_empty and request.head.method in _SENT_AGAIN
+        fits = server is not None and server.target == request.target and again
+        if server is not None and fits and not await server.wire.source.wait(seconds=0):
             return True
         await self._drop_server()
         self._server = _Server(request.target, await self._dial(passage))

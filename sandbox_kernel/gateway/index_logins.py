@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sandbox_kernel.gateway.http_head import Headers
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.rewriting import (
+    Follows,
     Rewriting,
     RewrittenRequest,
     RewrittenResponse,
@@ -61,5 +62,12 @@ class IndexLogins:
             headers = (*others, ("authorization", login.header()))
         return self._then.request(target, method, path_and_query, headers, secure=secure)
 
-    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
-        return self._then.response(target, headers, reason)
+    def response(
+        self,
+        target: Target,
+        headers: Headers,
+        reason: str = "",
+        *,
+        follows: Follows = Follows.BODY,
+    ) -> RewrittenResponse:
+        return self._then.response(target, headers, reason, follows=follows)

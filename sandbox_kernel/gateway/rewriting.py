@@ -5,7 +5,8 @@ comes back. No I/O."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from sandbox_kernel.gateway.http_head import Headers
@@ -13,6 +14,15 @@ from sandbox_kernel.gateway.names import Target
 
 MOST_SIGNED = 2 * 1024 * 1024
 """Bytes of a body that is read before its request is sent, because a signature is over it."""
+
+
+class Follows(Enum):
+    """What comes after the head of a response. Its headers alone do not say that: code in a sandbox
+    may be able to have a server send any header."""
+
+    BODY = "a body"
+    HTTP_2_BODY = "a body, which may be gRPC"
+    WEBSOCKET = "frames of WebSocket"
 
 
 class Filter(Protocol):
@@ -27,14 +37,15 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class RewrittenRequest:
-    """A request as it goes to the server. A body with a filter has no length that is known."""
+    """A request as it goes to the server, so its repr does not show it. A body with a filter has no
+    length that is known."""
 
-    path_and_query: str
-    headers: Headers
+    path_and_query: str = field(repr=False)
+    headers: Headers = field(repr=False)
     body: Filter | None = None
     secrets: Sequence[str] = ()
     """Names of the secrets that were put in, for the audit; complete when the body has passed."""
-    sign: Callable[[bytes], Headers] | None = None
+    sign: Callable[[bytes], Headers] | None = field(default=None, repr=False)
     """If given, it makes the headers, from the whole body (at most ``MOST_SIGNED`` bytes; a larger
     one is refused). There is no filter then."""
 
@@ -68,7 +79,14 @@ class Rewriting(Protocol):
         """A request that the policy has allowed. Refusal if it may not go out like this.
         ``secure``: it goes out encrypted, to a server whose certificate was checked."""
 
-    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
+    def response(
+        self,
+        target: Target,
+        headers: Headers,
+        reason: str = "",
+        *,
+        follows: Follows = Follows.BODY,
+    ) -> RewrittenResponse:
         """The response to such a request, an interim one, or trailers. Refusal."""
 
 
@@ -89,5 +107,12 @@ class Unchanged:
     ) -> RewrittenRequest:
         return RewrittenRequest(path_and_query, headers)
 
-    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
+    def response(
+        self,
+        target: Target,
+        headers: Headers,
+        reason: str = "",
+        *,
+        follows: Follows = Follows.BODY,
+    ) -> RewrittenResponse:
         return RewrittenResponse(headers, reason=reason)

@@ -25,7 +25,12 @@ from sandbox_kernel.gateway.http_head import Headers
 from sandbox_kernel.gateway.names import Target
 from sandbox_kernel.gateway.refusals import Refusal
 from sandbox_kernel.gateway.replacing import Replacements, Replacer
-from sandbox_kernel.gateway.rewriting import Filter, RewrittenRequest, RewrittenResponse
+from sandbox_kernel.gateway.rewriting import (
+    Filter,
+    Follows,
+    RewrittenRequest,
+    RewrittenResponse,
+)
 from sandbox_kernel.gateway.secret_forms import (
     LONGEST_FORM,
     escape_for,
@@ -36,6 +41,7 @@ from sandbox_kernel.gateway.secret_forms import (
 from sandbox_kernel.gateway.secret_values import SecretValue
 from sandbox_kernel.secret_declarations import SecretDeclaration
 
+_GRPC = re.compile(r"application/grpc(\+|;|$)")
 _TOKEN = re.compile(r"(?<=X-Amz-Security-Token=)[^&]*")
 
 
@@ -98,7 +104,14 @@ class SecretRewriting:
         self._record_kept(target, bound, result)
         return result
 
-    def response(self, target: Target, headers: Headers, reason: str = "") -> RewrittenResponse:
+    def response(
+        self,
+        target: Target,
+        headers: Headers,
+        reason: str = "",
+        *,
+        follows: Follows = Follows.BODY,
+    ) -> RewrittenResponse:
         known = [one for one in self._secrets if one.declared.knows(target.host)]
         shown = self._shown_by(known)
         if not shown:
@@ -109,7 +122,8 @@ class SecretRewriting:
                 f"the answer of {target} is compressed, so that a secret in it could not be found",
             )
         clean: Headers = tuple((name, _replaced(shown, value)) for name, value in headers)
-        return RewrittenResponse(clean, _filter(shown, headers), _replaced(shown, reason))
+        body = _filter(shown, headers, follows)
+        return RewrittenResponse(clean, body, _replaced(shown, reason))
 
     def _shown_by(self, known: Sequence[HeldSecret]) -> Replacements:
         names = tuple(one.name for one in known)
@@ -272,12 +286,12 @@ def _replaced(replacements: Replacements, text: str) -> str:
     return replacements.in_whole(text.encode("latin-1")).decode("latin-1")
 
 
-def _filter(shown: Replacements, headers: Headers) -> Filter:
-    given = {name: value.strip().lower() for name, value in headers}
-    if given.get("content-type", "").startswith("application/grpc"):
-        return FramedReplacer(shown, grpc_header)
-    if "sec-websocket-accept" in given:
+def _filter(shown: Replacements, headers: Headers, follows: Follows) -> Filter:
+    if follows is Follows.WEBSOCKET:
         return FramedReplacer(shown, websocket_header)
+    kinds = [value.strip().lower() for name, value in headers if name == "content-type"]
+    if follows is Follows.HTTP_2_BODY and len(kinds) == 1 and _GRPC.match(kinds[0]):
+        return FramedReplacer(shown, grpc_header)
     return Replacer(shown)
 
 

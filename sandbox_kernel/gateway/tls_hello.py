@@ -13,6 +13,7 @@ _SERVER_NAME, _HOST_NAME = 0, 0
 _PROTOCOLS = 16
 _MOST_PROTOCOLS = 32
 _MOST_RECORD = 1 << 14
+_MOST_RECORDS = 128
 
 
 class BadHello(Refusal):
@@ -49,8 +50,11 @@ def look_at(buffer: bytearray) -> FirstBytes | None:
 
 def _message(buffer: bytearray) -> bytes | None:
     """The ClientHello without its header, gathered from the records that carry it."""
-    message, at = b"", 0
+    message, at, records = b"", 0, 0
     while len(buffer) >= at + 5:
+        records += 1
+        if records > _MOST_RECORDS:
+            raise BadHello("the ClientHello is in too many records")
         size = int.from_bytes(buffer[at + 3 : at + 5], "big")
         if buffer[at] != _HANDSHAKE or buffer[at + 1] != 3 or not 0 < size <= _MOST_RECORD:
             raise BadHello("a record is not part of a handshake")

@@ -17,6 +17,7 @@ from tests.helpers.waiting import until
 
 from .origins import Rig, answering, echo, origin, running
 
+EMPTY = b"\r\nContent-Length: 0"
 WEBSOCKET = "Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
 
 
@@ -230,6 +231,47 @@ async def test_a_used_connection_that_the_server_has_closed_is_replaced() -> Non
 
 
 # --- what does not pass
+
+
+async def test_what_must_not_happen_twice_is_sent_once() -> None:
+    """A server that closes a used connection may have done what it was asked for."""
+    methods: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            methods.append((await read_head(reader)).split(b" ")[0])
+            if methods[-1] == b"POST":
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with origin(handle) as served:
+        host = f"a.example:{served.port}"
+        async with running("a.example", trusted=[host]) as rig:
+            answer = await rig.talk(
+                get(host) + get(host, "/pay", "Content-Length: 0", CLOSE, method="POST")
+            )
+            assert methods == [b"GET", b"POST"]
+            assert b"502 the server closed the connection without an answer" in answer
+
+
+@pytest.mark.parametrize("first", [b"204 No Content\r\nContent-Length: 41", b"200 OK" + EMPTY])
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(first: bytes) -> None:
+    """Neither a body where there is none, nor a second answer to one request."""
+    unasked = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        if b"/first" in head:
+            writer.write(b"HTTP/1.1 " + first + b"\r\n\r\n" + unasked)
+            await reader.read(1)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright")
+
+    async with origin(handle) as served:
+        host = f"a.example:{served.port}"
+        async with running("a.example", trusted=[host]) as rig:
+            answer = await rig.talk(get(host, "/first") + get(host, "/", CLOSE))
+            assert answer.endswith(b"\r\n\r\nright"), answer
+            assert b"bad" not in answer
 
 
 async def test_a_denied_request_is_answered_with_the_reason() -> None:

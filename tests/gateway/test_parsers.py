@@ -304,6 +304,40 @@ def test_trailers_are_bounded() -> None:
         take_trailers(bytearray(b"A: b\r\n" * 5000))
 
 
+class ByteByByte:
+    """A client that sends one byte at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = iter(data)
+
+    async def read(self, n: int = -1) -> bytes:
+        return bytes([byte]) if (byte := next(self._data, None)) is not None else b""
+
+
+RECORDS = b"".join(b"\x16\3\1\0\1" + bytes([byte]) for byte in b"\1\0\xff\0" + bytes(10_000))
+
+
+@pytest.mark.parametrize(
+    ("parse", "data", "why"),
+    [
+        (take_request, b"GET http://a/ HTTP/1.1\r\n" + b"a:\r\n" * 15_000, "too many small"),
+        (tls_hello.look_at, RECORDS, "too many records"),
+        (take_trailers, b"a:\r\n" * 4000, "too many trailers"),
+    ],
+)
+async def test_small_pieces_are_not_looked_at_without_end(
+    parse: Callable[[bytearray], object], data: bytes, why: str
+) -> None:
+    """They cost their sender nothing; each makes a parser begin anew."""
+    with pytest.raises(Refusal, match=why):
+        await ByteSource(ByteByByte(data)).take(parse)
+
+
+async def test_a_usual_head_may_come_byte_by_byte() -> None:
+    data = get("X: " + "x" * 4000)
+    assert await ByteSource(ByteByByte(data)).take(take_request) == take_request(bytearray(data))
+
+
 # --- SOCKS
 
 

@@ -171,6 +171,38 @@ def test_messages_with_a_length(
     assert value.encode() not in clean
 
 
+PING = b"\x89\x04ping"
+
+
+@given(VALUES, st.lists(st.integers(0, 40), max_size=6), CUTS, st.booleans())
+def test_a_value_in_fragments(value: str, sizes: list[int], cuts: list[int], pings: bool) -> None:
+    """A message in many frames of WebSocket, with control frames between them."""
+    scrub = scrubbing(value, placeholder_for(value))
+
+    def framed(payload: bytes) -> bytes:
+        frames = []
+        for number, size in enumerate(sizes):
+            opcode = 0 if number else 1
+            frames.append(bytes([opcode, len(payload[:size])]) + payload[:size])
+            frames.append(PING if pings else b"")
+            payload = payload[size:]
+        return b"".join(frames) + websocket(payload)
+
+    payload = f"a{value}, {value[:-1]}{value}\n".encode()
+    given_, clean = framed(payload), framed(scrub.in_whole(payload))
+    assert passed(FramedReplacer(scrub, websocket_header), given_ + PING, cuts) == clean + PING
+    assert FramedReplacer(scrub, websocket_header).feed(given_) == clean
+
+
+def test_what_waits_in_a_message_is_bounded() -> None:
+    """A server that begins what may be a value, and goes on with frames that have nothing."""
+    scrub = scrubbing("sk-secret-value", placeholder_for("sk-secret-value"))
+    replacer = FramedReplacer(scrub, websocket_header)
+    assert replacer.feed(b"\x01\4sk-s") == b"\x01\4"
+    with pytest.raises(Refusal, match="too many frames"):
+        replacer.feed(b"\0\0" * 100)
+
+
 def test_the_end_of_a_message_waits_for_nothing() -> None:
     scrub = scrubbing("sk-secret-value", placeholder_for("sk-secret-value"))
     for message, take in ((websocket, websocket_header), (grpc, grpc_header)):
@@ -184,6 +216,8 @@ def test_the_end_of_a_message_waits_for_nothing() -> None:
         (b"\x01\0\0\0\1x", grpc_header),
         (b"\xc1\1x", websocket_header),
         (b"\x81\x81k", websocket_header),
+        (b"\x09\1x", websocket_header),
+        (b"\x89\x7e\0\x7e" + b"x" * 126, websocket_header),
     ],
 )
 def test_messages_that_cannot_be_read_end_the_stream(data: bytes, take: object) -> None:

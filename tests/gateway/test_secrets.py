@@ -223,6 +223,26 @@ async def test_a_websocket_that_echoes_is_scrubbed() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("header", ["Sec-WebSocket-Accept: x", "Content-Type: application/grpc"])
+async def test_headers_do_not_make_a_body_a_stream_of_messages(header: str) -> None:
+    """The end of a message waits for nothing; a body that only looks like one waits for more."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert VALUE.encode() in head
+        before = b"\1\x0a" if "Web" in header else b"\0\0\0\0\x0a"
+        length = len(before) + len(VALUE)
+        writer.write(f"HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: {length}\r\n\r\n".encode())
+        for byte in before + VALUE.encode():
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with at(handle) as (rig, _, host):
+        answer = await rig.talk(message(host, "/", f"X-Key: {PLACEHOLDER}"))
+        assert answer.endswith(PLACEHOLDER.encode())
+
+
 @contextlib.asynccontextmanager
 async def at_aws(handle: Handler) -> AsyncIterator[tuple[Rig, Origin, str, list[Any]]]:
     """A gateway with a key pair for ``a.example``, and what it has recorded of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -85,6 +86,24 @@ async def test_http2(tmp_path: Path) -> None:
         assert PLACEHOLDER in shown
         assert VALUE not in shown
         assert [event["secrets"] for event in at.rig.events] == [["KEY"]]
+
+
+async def test_no_library_logs_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever level the host's logs have, as with ``papermill --log-level DEBUG``."""
+    for name in ("", "hpack", "hpack.hpack", "hpack.table", "h2", "asyncio"):
+        caplog.set_level(logging.DEBUG, name or None)
+    server = H2Server()
+    async with bound(tmp_path, handle=server, protocols=("h2",)) as at:
+        client = H2Client(*await at.connect("h2"))
+        await client.response(client.get("/", ("x-key", PLACEHOLDER), authority=at.host))
+        assert server.requests[0]["x-key"] == VALUE
+    async with bound(tmp_path) as at:
+        await at.talk(
+            f"GET / HTTP/1.1\r\nHost: {at.host}\r\nX-Key: {PLACEHOLDER}\r\n"
+            f"Connection: close\r\n\r\n".encode()
+        )
+        assert VALUE in at.served.text
+    assert not [record for record in caplog.records if VALUE in record.getMessage()]
 
 
 async def test_a_server_that_cannot_prove_who_it_is(tmp_path: Path) -> None:

@@ -164,7 +164,11 @@ def test_an_unsigned_payload() -> None:
     ("name", "value", "why"),
     [
         ("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "one by one"),
-        ("x-amz-content-sha256", "some text", r"no digest \(chunks that are signed one by one\?\)$"),
+        (
+            "x-amz-content-sha256",
+            "some text",
+            r"no digest \(chunks that are signed one by one\?\)$",
+        ),
         ("x-amz-date", "yesterday", "X-Amz-Date"),
         ("authorization", "AWS4-ECDSA-P256-SHA256 Credential=x", "Authorization"),
         (

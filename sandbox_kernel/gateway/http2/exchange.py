@@ -16,6 +16,7 @@ from sandbox_kernel.gateway.relay import Counts
 from sandbox_kernel.gateway.rewriting import (
     MOST_SIGNED,
     Filter,
+    Follows,
     Rewriting,
     RewrittenRequest,
 )
@@ -103,7 +104,7 @@ class Exchange:
     async def _respond(self, server: Stream) -> None:
         block = await self._head(server)
         response = heads.read_response(block.headers)
-        seen = self._rewriting.response(self._target, response.headers)
+        seen = self._rewriting.response(self._target, response.headers, follows=Follows.HTTP_2_BODY)
         await self._client.send_block(response.raw(seen.headers), end=block.ended)
         self._moved()
         if not block.ended:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from sandbox_kernel.gateway.http2.floods import Allowance, Flood
 from sandbox_kernel.gateway.http2.heads import Raw
 from sandbox_kernel.gateway.refusals import PeerClosed, Refusal
 from sandbox_kernel.gateway.relay import Wire
+
+for _name in ("hpack.hpack", "hpack.table"):
+    # At DEBUG they would write headers, and the values of secrets in them, to a log.
+    logging.getLogger(_name).addFilter(lambda record: record.levelno > logging.DEBUG)
 
 MOST_STREAMS = 100
 STREAM_WINDOW = 256 * 1024
