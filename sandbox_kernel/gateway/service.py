@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ERROR = "error"
 _MOST_WHOLE_BODIES = 16
+_MOST_HEADS = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Service:
         self.limits = limits
         self.rewriting = rewriting or Unchanged()
         self.budget = Budget()
+        self.heads = Budget(_MOST_HEADS)
+        """For the heads of requests by HTTP/2 that are under way, of which there may be many."""
         self.whole_bodies = asyncio.Semaphore(_MOST_WHOLE_BODIES)
         """For requests whose body is in memory before they are sent."""
         self._audit = audit

@@ -128,12 +128,10 @@ class StreamTransport(asyncio.Transport):
     def on_data(self, payload: Buffer) -> None:
         if self._lost:
             return self.end("nobody listens")
-        # A payload is a view of a whole read of the link. A small one that must wait is copied,
-        # or a few bytes of credit could hold much memory.
-        waits = bool(self._waiting) or not self._reading
-        self._waiting.append(bytes(payload) if waits and len(payload) < _SMALL else payload)
-        if not waits:
-            self._give()
+        if self._waiting or not self._reading:
+            return self._keep(payload)
+        self._waiting.append(payload)
+        self._give()
 
     def on_finished(self) -> None:
         self._far_ended = True
@@ -150,6 +148,17 @@ class StreamTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     # ---
+
+    def _keep(self, payload: Buffer) -> None:
+        """A payload is a view of a whole read of the link. Small ones that must wait are copied
+        together, or a few bytes of credit could hold much memory."""
+        if len(payload) >= _SMALL:
+            return self._waiting.append(payload)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, bytearray) and len(last) < _SMALL:
+            last += payload
+        else:
+            self._waiting.append(bytearray(payload))
 
     def _give(self) -> None:
         """Give the protocol what has arrived, as long as it reads."""

@@ -139,6 +139,21 @@ def test_a_sandbox_that_sends_what_nobody_reads_has_to_wait() -> None:
     with_joined(test)
 
 
+def test_small_payloads_that_wait_take_little_memory() -> None:
+    """A byte in a frame of its own costs as much as a byte among others."""
+
+    async def test(joined: Joined) -> None:
+        joined.transport.pause_reading()
+        sent = NOISE[:50_000]
+        for at in range(len(sent)):
+            joined.transport.on_data(sent[at : at + 1])
+        assert len(joined.transport._waiting) < 10
+        joined.transport.resume_reading()
+        assert await joined.reader.readexactly(len(sent)) == sent
+
+    with_joined(test)
+
+
 def test_a_sandbox_that_reads_nothing_stops_the_writer() -> None:
     async def test(joined: Joined) -> None:
         far, piece = joined.far, bytes(HIGH_WATER)

@@ -7,7 +7,8 @@ import contextlib
 import json
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import h2.config
@@ -18,8 +19,10 @@ import httpx
 import pytest
 
 from sandbox_kernel.egress import EgressPolicy
+from sandbox_kernel.gateway import service
 from sandbox_kernel.gateway.http2.budget import Budget
-from sandbox_kernel.gateway.http2.peer import STREAM_WINDOW
+from sandbox_kernel.gateway.http2.floods import Flood
+from sandbox_kernel.gateway.http2.peer import STREAM_WINDOW, Block, Data, Peer, Stream
 from sandbox_kernel.gateway.service import Limits
 from tests.helpers.waiting import until
 
@@ -274,6 +277,46 @@ async def test_what_is_kept_is_bounded_for_all(
         client.connection.increment_flow_control_window(1 << 24)
         for stream in streams:
             assert len((await client.response(stream))[1]) == 1_000_000
+
+
+async def test_heads_are_bounded_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HPACK makes large ones of a few bytes, so those that are under way are counted."""
+    monkeypatch.setattr(service, "_MOST_HEADS", 20_000)
+    server = H2Server()
+    large = [("x-large", "x" * 3000)] * 4
+    async with talking(tmp_path, ANY, server=server) as (at, _, client):
+        waiting = [get(client, at, "/", *large, method="PUT", end=False) for _ in range(2)]
+        await client.flush()
+        await until(lambda: len(server.requests) == 2)
+        assert (await client.response(get(client, at, "/")))[0] == 503
+        for stream in waiting:
+            client.connection.end_stream(stream)
+            assert (await client.response(stream))[0] == 200
+        assert (await client.response(get(client, at, "/")))[0] == 200
+        await until(lambda: at.rig.gateway._service.heads.kept == 0)
+
+
+async def test_small_frames_take_as_little_memory_as_large_ones() -> None:
+    budget = Budget()
+    stream = Stream(cast(Peer, SimpleNamespace(budget=budget)), 1)
+    sent = bytes(number % 251 for number in range(100_000))
+    for number, byte in enumerate(sent, 1):
+        stream.arrived(Data(bytes([byte]), 2, ended=number == len(sent)))
+    assert budget.kept == 2 * len(sent)
+    assert len(stream._items) < 20
+    items = [await stream.next() for _ in range(len(stream._items))]
+    assert b"".join(item.content for item in items if isinstance(item, Data)) == sent
+    assert await stream.next() is None
+
+
+def test_header_blocks_of_a_stream_are_bounded() -> None:
+    """Also where nobody reads them, because a client takes nothing."""
+    stream = Stream(cast(Peer, SimpleNamespace(budget=Budget())), 1)
+    interim = Block([(b":status", b"103")], ended=False)
+    for _ in range(17):
+        stream.arrived(interim)
+    with pytest.raises(Flood, match="header blocks"):
+        [stream.arrived(interim) for _ in range(100)]
 
 
 async def test_many_requests_at_once(tmp_path: Path) -> None:

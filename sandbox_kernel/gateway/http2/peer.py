@@ -41,6 +41,9 @@ _FIRST_WINDOW = 65535
 _READ = 32 * 1024
 _MOST_FRAME = 64 * 1024
 _ACKNOWLEDGE = 32 * 1024
+_GATHERED = 8 * 1024
+_MOST_BLOCKS = 32
+"""Header blocks of one stream: exchange.py takes fewer."""
 _Codes = h2.settings.SettingCodes
 _SETTINGS = {
     _Codes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
@@ -97,6 +100,7 @@ class Stream:
         self._room = asyncio.Event()
         self._kept = 0
         self._taken = 0
+        self._blocks = 0
 
     # --- reading
 
@@ -173,6 +177,16 @@ class Stream:
         if isinstance(item, Data):
             self._kept += item.size
             self._peer.budget.keep(item.size)
+            last = self._items[-1] if self._items else None
+            if isinstance(last, Data) and len(last.content) + len(item.content) <= _GATHERED:
+                # Many small frames take as little memory as few large ones.
+                content, size = last.content + item.content, last.size + item.size
+                self._items.pop()
+                item = Data(content, size, item.ended)
+        else:
+            self._blocks += 1
+            if self._blocks > _MOST_BLOCKS:
+                raise Flood("header blocks")
         self._items.append(item)
         self.ended = self.ended or item.ended
         self._arrived.set()

@@ -63,18 +63,29 @@ class Session:
 
     def _begin(self, stream: Stream, block: Block) -> None:
         self._moved()
-        task = asyncio.create_task(self._serve(stream, block))
+        heads_kept = self._service.heads
+        may_keep = not heads_kept.exceeded
+        size = sum(len(name) + len(value) for name, value in block.headers) if may_keep else 0
+        heads_kept.keep(size)
+        task = asyncio.create_task(self._serve(stream, block, may_keep))
         self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._requests.discard(task)
+            heads_kept.release(size)
+
+        task.add_done_callback(done)
 
     def _moved(self) -> None:
         if self._watch is not None:
             self._watch.moved()
 
-    async def _serve(self, stream: Stream, block: Block) -> None:
+    async def _serve(self, stream: Stream, block: Block, may_keep: bool) -> None:
         passage = Passage(target=self._target)
         to_head = False
         try:
+            if not may_keep:
+                raise Refusal(503, "the gateway keeps the heads of as many requests as it may")
             request = heads.read_request(block.headers, self._target)
             to_head = request.method == "HEAD"
             passage.method, passage.path = request.method, request.path
