@@ -181,18 +181,29 @@ class Dialler:
         self._connect_timeout = connect_timeout
 
     async def dial(
-        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
+        self,
+        target: Target,
+        rule: EgressRule | None,
+        *outer: EgressRule | None,
+        not_at: Collection[EgressRule] = (),
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the target, which ``rule`` and those of ``outer`` allowed. Refusal: 403
-        if its address may not be dialled, 502 if it cannot be reached, 504 if that takes too
-        long."""
-        return await self._connect(target, await self.checked_addresses(target, rule, *outer))
+        """A connection to the target, which ``rule`` and those of ``outer`` allowed, at no address
+        that the rules ``not_at`` are about. Refusal: 403 if its address may not be dialled, 502 if
+        it cannot be reached, 504 if that takes too long."""
+        addresses = await self.checked_addresses(target, rule, *outer, not_at=not_at)
+        return await self._connect(target, addresses)
 
     async def checked_addresses(
-        self, target: Target, rule: EgressRule | None, *outer: EgressRule | None
+        self,
+        target: Target,
+        rule: EgressRule | None,
+        *outer: EgressRule | None,
+        not_at: Collection[EgressRule] = (),
     ) -> list[Address]:
         """The addresses of a target that may be dialled, at least one. Refusal."""
         found = [target.address] if target.address else await self._addresses(target)
+        if target.address is None and not_at:
+            found = _without_denied(found[:_MOST_ADDRESSES], target, not_at)
         kinds = {
             address: self._why_not(address, target, (rule, *outer))
             for address in found[:_MOST_ADDRESSES]
@@ -251,6 +262,24 @@ class Dialler:
             raise Refusal(504, f"{target} did not answer within {seconds}{_proxy_note()}")
         why = failure.strerror or str(failure)
         raise Refusal(502, f"{target} cannot be reached: {why}{_proxy_note()}")
+
+
+def _without_denied(
+    addresses: Sequence[Address], target: Target, rules: Collection[EgressRule]
+) -> list[Address]:
+    """The addresses that no rule denies. Refusal if there are none: a rule that denies addresses
+    would mean little if a name could stand for them."""
+    left, denied = [], ""
+    for address in addresses:
+        forms = [address, *_embedded(address)]
+        about = next((r for r in rules for f in forms if r.concerns(str(f), target.port)), None)
+        if about is None:
+            left.append(address)
+        else:
+            denied = f"has the address {address}, and a rule denies {about.host}"
+    if not left:
+        raise Refusal(403, f"egress denied: {target} ({denied})")
+    return left
 
 
 def _proxy_note() -> str:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import unquote
 
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
 from sandbox_kernel.gateway.names import NameRefused, Target, read_target
@@ -24,6 +26,7 @@ NEEDS_EXTRA = "reading encrypted requests needs the extra 'gateway'"
 UNREADABLE = "it is neither TLS nor HTTP, so its requests cannot be read"
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})?")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_STRUCTURE = frozenset("/\\.%;?#")
 _NEVER_ENCODED = frozenset("/\\%\x7f")
 
 
@@ -43,6 +46,9 @@ class Decision:
     outer: tuple[EgressRule | None, ...] = ()
     """What decided in the other sets of rules, if there are several. An address that is not public
     must be named by all of them."""
+    not_at: tuple[EgressRule, ...] = ()
+    """Rules that deny addresses and come before what has decided for a name, in any set: the name
+    is not reached at such an address."""
 
     @property
     def allowed(self) -> bool:
@@ -88,7 +94,8 @@ def request_decisions(
 def strictest(levels: Sequence[Decision]) -> Decision:
     """The first that denies; if none does, the first, with the rules of the others."""
     inner, *outer = levels
-    allowed = replace(inner, outer=tuple(decision.rule for decision in outer))
+    not_at = tuple(rule for decision in levels for rule in decision.not_at)
+    allowed = replace(inner, outer=tuple(decision.rule for decision in outer), not_at=not_at)
     return next((decision for decision in levels if not decision.allowed), allowed)
 
 
@@ -200,6 +207,12 @@ def ambiguous(path: str) -> str | None:
         meant = chr(int(found[1], 16))
         if meant in _NEVER_ENCODED or _UNRESERVED.fullmatch(meant) or meant < " ":
             return f"the escape {found[0]}"
+    try:
+        plain = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return "an escape that is not UTF-8"
+    if any(set(unicodedata.normalize("NFKC", one)) & _STRUCTURE for one in plain if one > "~"):
+        return "a character that some servers take for a slash, a dot or the like"
     if "\\" in path:
         return "a backslash"
     if "//" in path:
@@ -217,12 +230,15 @@ def _decided(
     if action == ALLOW and target.address is not None and (rule is None or not rule.is_address):
         reason = "it is an address, and no rule for addresses allows it"
         return Decision(DENY, rule, number, reason, _how_to_allow(target))
+    before = policy.rules if number is None else policy.rules[: number - 1]
+    not_at = tuple(rule for rule in before if rule.action == DENY and rule.is_address)
     if rule is None:
         if action == ALLOW:
-            return Decision(ALLOW, None, None, "the default is allow")
+            return Decision(ALLOW, None, None, "the default is allow", not_at=not_at)
         return Decision(DENY, None, None, "no rule allows it", _how_to_allow(target))
     verb = "allows" if action == ALLOW else "denies"
-    return Decision(action, rule, number, f"rule {number} {verb} {rule.host}")
+    reason = f"rule {number} {verb} {rule.host}"
+    return Decision(action, rule, number, reason, not_at=not_at)
 
 
 def _how_to_allow(target: Target) -> str:

@@ -94,8 +94,10 @@ class Service:
         """A connection to the passage's target, which its decision has allowed. Refusal."""
         assert passage.target is not None
         decision = passage.decision
-        rule, outer = (decision.rule, decision.outer) if decision else (None, ())
-        return Wire.of(*await self.dialler.dial(passage.target, rule, *outer))
+        if decision is None:
+            return Wire.of(*await self.dialler.dial(passage.target, None))
+        rules, not_at = (decision.rule, *decision.outer), decision.not_at
+        return Wire.of(*await self.dialler.dial(passage.target, *rules, not_at=not_at))
 
     @contextlib.contextmanager
     def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:

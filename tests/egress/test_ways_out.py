@@ -78,6 +78,22 @@ def test_a_name_that_no_rule_can_permit_is_refused_at_once(gateway: Echo) -> Non
     assert gateway.asked[0] == "elsewhere.test"
 
 
+def test_a_name_has_addresses_and_nothing_else(gateway: Echo) -> None:
+    """Whoever asks for an HTTPS record or a TXT first must not learn that there is no such name."""
+    script = (
+        "import socket, struct\n"
+        "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "sock.settimeout(30)\n"
+        "sock.connect(('127.0.0.1', 53))\n"
+        "for kind in (65, 16, 1):\n"
+        "    head = struct.pack('>HHHHHH', kind, 0x100, 1, 0, 0, 0)\n"
+        "    sock.send(head + b'\\4data\\7example\\0' + struct.pack('>HH', kind, 1))\n"
+        "    answer = struct.unpack_from('>HHHHHH', sock.recv(4096))\n"
+        "    print(answer[0], answer[1] & 15, answer[3])\n"
+    )
+    assert run(script).splitlines() == ["65 0 0", "16 0 0", "1 0 1"]
+
+
 def test_much_both_ways(gateway: Echo) -> None:
     script = DIAL + (
         "import hashlib, os, threading\n"

@@ -233,3 +233,33 @@ async def test_rules_within_others_open_no_address() -> None:
 
 async def test_the_systems_resolver() -> None:
     assert ipaddress.ip_address("127.0.0.1") in await SystemResolver()("localhost", 80)
+
+
+async def test_a_rule_that_denies_addresses_holds_for_names() -> None:
+    """Where it comes before the rule that allows the name; IPv4 inside IPv6 included."""
+    found = {
+        "in.example": ["1.2.3.4"],
+        "mapped.example": ["::ffff:1.2.3.4"],
+        "both.example": ["1.2.3.4", "1.1.1.1"],
+    }
+
+    async def resolve(name: str, port: int) -> Sequence[Address]:
+        return [ipaddress.ip_address(text) for text in found[name]]
+
+    async def dialled(name: str, *rules: str, default: str = "allow", port: int = 443) -> list[str]:
+        target = read_target(name, port)
+        policy = EgressPolicy.of(*rules, default=default, within=EgressPolicy.of("*"))
+        decision = judge_connection(policy, target)
+        assert decision.allowed
+        dialler = Dialler(resolve=resolve, is_own=nobody)
+        rule, outer = decision.rule, decision.outer
+        addresses = await dialler.checked_addresses(target, rule, *outer, not_at=decision.not_at)
+        return [str(address) for address in addresses]
+
+    for name in ("in.example", "mapped.example"):
+        for rules in (("!1.2.3.0/24",), ("!1.2.3.4", "*"), ("x.example", "!1.2.3.4", name)):
+            with pytest.raises(Refusal, match=r"has the address .*, and a rule denies 1\.2\.3"):
+                await dialled(name, *rules)
+    assert await dialled("both.example", "!1.2.3.4") == ["1.1.1.1"]
+    assert await dialled("in.example", "in.example", "!1.2.3.4") == ["1.2.3.4"]
+    assert await dialled("in.example", "!1.2.3.4:80") == ["1.2.3.4"]

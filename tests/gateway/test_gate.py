@@ -169,6 +169,7 @@ AMBIGUOUS = [
     *("/v1/%2e%2e/x", "/v1/%2E/x", "/v1%2fx", "/v1%5cx", "/v1\\x", "/v1//x", "/v1/./x"),
     *("/v1/../x", "/v1/..", "/v1/..;a=b/x", "/v1/%00", "/v1/%zz", "/v1/%u002e", "/v1/%61", "/%"),
     *("/v1/%252e", "/v1/\xe4", "/v1/%7f", "/v1/%0a"),
+    *("/v1/%c0%ae%c0%ae/x", "/v1%c0%afx", "/v1/%ff", "/v1%EF%BC%8F..x", "/v1/%E2%80%A5/x"),
 ]
 
 
@@ -183,6 +184,8 @@ def test_paths_that_two_servers_read_in_two_ways(path: str) -> None:
     assert Gate(policy).request("b.example", 80, "GET", path).allowed
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/x", "/v1/a%20b", "/v1/%C3%A4", "/a;b/c.d", "/..a", "*"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/x", "/v1/a%20b", "/v1/%C3%A4", "/a;b/c.d", "/..a", "*", "/%E2%82%AC%3F"]
+)
 def test_plain_paths(path: str) -> None:
     assert ambiguous(path) is None

@@ -140,8 +140,10 @@ class WaysOut:
             return
         reply = partial(self._reply, sock, sender, query)
         peer = self._peer()
-        if query.kind not in (dns.A, dns.AAAA) or not dns.is_name(query.name):
+        if not dns.is_name(query.name):
             reply(dns.NO_SUCH_NAME)
+        elif query.kind not in (dns.A, dns.AAAA):
+            reply(dns.NO_ERROR)  # "no such name" would be said of its addresses, too
         elif self._known.get(query.name, 0.0) > self._loop.time():
             self._found(query, reply)
         elif peer is None or len(self._questions) >= _MOST_QUESTIONS or not self._allowance.take():
