@@ -70,6 +70,9 @@ def read_authority(text: str | bytes, default_port: int | None) -> Target:
     """A target from ``host:port``, ``host`` or ``[address]:port``. Without a default, the port must
     be given. NameRefused."""
     plain = _ascii(text)
+    _, login, host = plain.rpartition("@")
+    if login:  # which must not be in an error
+        raise NameRefused(host, "a login stands before it")
     found = _AUTHORITY.fullmatch(plain)
     if found is None:
         raise NameRefused(plain, "it is not HOST:PORT")
@@ -93,12 +96,12 @@ def read_url(url: str) -> tuple[str, Target, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or not _SCHEME.fullmatch(scheme):
-        raise NameRefused(url, "it is not a URL")
-    if "#" in rest:
-        raise NameRefused(url, "it has a fragment")
+        raise NameRefused("", "what stands there is not a URL")
     end = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
     target = read_authority(rest[:end], _SCHEME_PORTS.get(scheme))
     path = rest[end:]
+    if "#" in path:
+        raise NameRefused(str(target), "the URL has a fragment")
     return scheme, target, path if path.startswith("/") else f"/{path}"
 
 

@@ -11,6 +11,17 @@ from urllib.parse import quote, quote_plus
 
 LONGEST_FORM = 6
 """Most bytes that one character of a value has in any form (``&quot;``, ``\\u0026``)."""
+_ENTITIES = (
+    {"'": "&#39;", '"': "&#34;"},
+    {"'": "&#39;", '"': "&#34;", "+": "&#43;"},
+    {"'": "&#039;", '"': "&quot;"},
+    {"'": "&#39;", '"': "&quot;"},
+    {"'": "&#x27;", '"': "&quot;", "`": "&#x60;", "=": "&#x3D;"},
+    {"'": "&#39;", '"': "&quot;", "`": "&#x60;", "=": "&#x3D;", "/": "&#x2F;"},
+    {"'": "&#x27;", '"': "&quot;", "/": "&#x2F;"},
+)
+"""What templates write in HTML, beside ``&amp;``, ``&lt;`` and ``&gt;``: Jinja, Go, PHP, JavaScript
+(Handlebars, Mustache, Underscore), OWASP's rule."""
 Escape = Callable[[str], str]
 _CORE = ((0, 0), (1, 2), (2, 3))
 """Bytes before a value, and the first character of their base64 that they do not touch."""
@@ -81,7 +92,9 @@ def _texts(value: str) -> set[str]:
         _with_numbers(value, "<>&'\"+`\\", "04X").replace("\\u005C", "\\\\"),  # as .NET does
     }
     lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in percent}
-    return {value, html.escape(value, quote=False), *percent, *lower, *escaped}
+    markup = html.escape(value, quote=False)
+    escaped |= {markup, *(markup.translate(str.maketrans(written)) for written in _ENTITIES)}
+    return {value, *percent, *lower, *escaped}
 
 
 def _with_numbers(text: str, characters: str, form: str) -> str:

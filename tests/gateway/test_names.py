@@ -137,6 +137,20 @@ def test_bad_urls(url: str) -> None:
         read_url(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://user:pass-word@a.example/", "http://a.example/?k=pass-word#x", "pass-word"),
+        *("x/http://u:pass-word@a.example/", "http://pass-word@@a.example", "http:pass-word"),
+    ],
+)
+def test_errors_show_no_login_and_no_query(url: str) -> None:
+    """They are in the audit, and a sandbox may have been given a value itself."""
+    with pytest.raises(NameRefused) as caught:
+        read_url(url)
+    assert "pass-word" not in str(caught.value)
+
+
 @given(st.text(max_size=40) | st.binary(max_size=40))
 def test_whatever_is_read_is_plain_and_stays_the_same(host: str | bytes) -> None:
     """Anything that passes is a name that rules can be compared with, byte for byte."""

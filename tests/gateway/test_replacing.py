@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from urllib.parse import quote, quote_plus
 
+import markupsafe
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -39,6 +40,11 @@ FORMS: dict[str, Callable[[str], str]] = {
     "path": quote,
     "form": quote_plus,
     "markup": html.escape,
+    "markup, as Jinja writes it": markupsafe.escape,
+    "markup, as Handlebars writes it": lambda v: (
+        html.escape(v).replace("=", "&#x3D;").replace("`", "&#x60;")
+    ),
+    "markup, as Go writes it": lambda v: str(markupsafe.escape(v)).replace("+", "&#43;"),
     "base64": lambda v: base64.b64encode(v.encode()).decode(),
     "basic": lambda v: base64.b64encode(f"user:{v}".encode()).decode(),
     "base64, one byte later": lambda v: base64.b64encode(f"u:{v}:".encode()).decode(),
@@ -94,7 +100,7 @@ def test_forms_of_a_value(form: str) -> None:
     clean = scrubbing(VALUE, placeholder_for(VALUE)).in_whole(shown)
     assert len(clean) == len(shown)
     same = sum(a == b for a, b in zip(clean, shown, strict=True))
-    assert same < len(shown) / 2 or form == "markup"
+    assert same < len(shown) / 2 or "markup" in form
     assert VALUE[4:].encode() not in clean
     if "base64" in form or form == "basic":
         assert b"r3al" not in base64.urlsafe_b64decode(clean.replace(b"+", b"-"))
