@@ -65,8 +65,9 @@ class FramedReplacer:
         return b"".join(done)
 
     def end(self) -> bytes:
-        header, self._header = self._header, b""
-        return self._pass(self._message.end()) + header
+        cut = self._replacements.in_whole(self._control) + self._header
+        self._control = self._header = b""
+        return self._pass(self._message.end()) + cut
 
     def _content(self, piece: bytes) -> bytes:
         """More of the present frame."""

@@ -94,7 +94,7 @@ def _texts(value: str) -> set[str]:
     lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in percent}
     markup = html.escape(value, quote=False)
     escaped |= {markup, *(markup.translate(str.maketrans(written)) for written in _ENTITIES)}
-    return {value, *percent, *lower, *escaped}
+    return {value, value.lower(), value.upper(), *percent, *lower, *escaped}
 
 
 def _with_numbers(text: str, characters: str, form: str) -> str:

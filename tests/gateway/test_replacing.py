@@ -27,6 +27,8 @@ CUTS = st.lists(st.integers(0, 400), max_size=12)
 VALUE = 'sk-r3al/"v&lue"+0123456789='
 FORMS: dict[str, Callable[[str], str]] = {
     "plain": lambda v: v,
+    "lower case": str.lower,
+    "upper case": str.upper,
     "JSON": lambda v: json.dumps({"a": v}),
     "JSON with escaped slashes": lambda v: json.dumps(v).replace("/", "\\/"),
     "JSON, as Go writes it": lambda v: re.sub(
