@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -282,3 +283,18 @@ policies = st.builds(
 @given(policies)
 def test_any_policy_survives_being_written_and_read(policy: EgressPolicy) -> None:
     assert EgressPolicy.read(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+@given(st.text("/ab*", max_size=12), st.text("/ab\n", max_size=12))
+def test_a_star_stands_for_any_characters(pattern: str, path: str) -> None:
+    rule = EgressRule("a.example", path=f"/{pattern}")
+    glob = ".*".join(map(re.escape, rule.path.split("*")))
+    fits = re.fullmatch(glob, f"/{path}", re.DOTALL) is not None
+    assert rule.matches("a.example", 443, "GET", f"/{path}") == fits
+
+
+def test_a_long_path_is_decided_as_fast_as_a_short_one() -> None:
+    """With stars in the rule, too: whoever asks could keep the gateway busy for hours."""
+    rule = EgressRule("a.example", path="/a/*/b/*/b/*/b/*/b/*/c")
+    assert not rule.matches("a.example", 443, "GET", "/a/" + "/b/" * 20_000)
+    assert rule.matches("a.example", 443, "GET", "/a/" + "/b/" * 20_000 + "/c")
