@@ -74,8 +74,8 @@ def _message(buffer: bytearray) -> bytes | None:
 class _Fields:
     """Reads fields with a length before them; BadHello if they are not there."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)  # what is left of it is no copy
 
     def __bool__(self) -> bool:
         return bool(self._data)
@@ -86,10 +86,10 @@ class _Fields:
     def number(self, size: int) -> int:
         return int.from_bytes(self._take(size), "big")
 
-    def block(self, length_size: int) -> bytes:
+    def block(self, length_size: int) -> memoryview:
         return self._take(self.number(length_size))
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> memoryview:
         if size > len(self._data):
             raise BadHello("the ClientHello is cut short")
         taken, self._data = self._data[:size], self._data[size:]
@@ -114,11 +114,11 @@ def _read(message: bytes) -> FirstBytes:
             while listed:
                 kind_of_name, name = listed.number(1), listed.block(2)
                 if kind_of_name == _HOST_NAME:
-                    names.append(name)
+                    names.append(bytes(name))
         elif kind == _PROTOCOLS:
             offered = _Fields(_Fields(content).block(2))
             while offered and len(protocols) < _MOST_PROTOCOLS:
-                protocols.append(offered.block(1))
+                protocols.append(bytes(offered.block(1)))
     if len(names) > 1:
         raise BadHello("the ClientHello names two hosts")
     return FirstBytes(True, names[0] if names else None, tuple(protocols))
