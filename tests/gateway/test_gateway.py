@@ -433,6 +433,58 @@ async def test_ambiguous_responses_are_not_passed_on(response: bytes) -> None:
             assert rig.actions() == ["error"]
 
 
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (b"HTTP/1.1 102 Processing\r\n\r\n", b"too many interim responses"),
+        (b"A: " + b"b" * 1000 + b"\r\n", b"the head is longer than 64 KiB"),
+    ],
+)
+async def test_an_answer_that_never_begins(piece: bytes, why: bytes) -> None:
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(b"" if piece.startswith(b"HTTP") else b"HTTP/1.1 200 OK\r\n")
+        while True:
+            writer.write(piece)
+            await writer.drain()
+
+    async with origin(flood) as served:
+        host = f"a.example:{served.port}"
+        async with running("a.example", trusted=[host]) as rig:
+            answer = await rig.talk(get(host))
+            assert why in answer
+            assert answer.count(b"HTTP/1.1 102 ") <= 16
+            assert answer.count(b"HTTP/1.1 502 ") == 1
+
+
+async def test_an_upgrade_that_the_server_does_not_take() -> None:
+    """What follows are requests, and each is decided; HTTP/2 without TLS is never asked for."""
+    async with origin() as served:
+        host = f"a.example:{served.port}"
+        async with running("a.example", trusted=[host]) as rig:
+            upgrade = ("HTTP2-Settings: AAA", "Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings")
+            answer = await rig.talk(
+                get(host, "/1", *WEBSOCKET.strip().split("\r\n"))
+                + get(host, "/2", *upgrade)
+                + get("denied.example", "/3", CLOSE)
+            )
+            assert [status(part) for part in answer.split(b"HTTP/1.1")[1:]] == [200, 200, 403]
+            assert "h2c" not in served.text
+            assert "Http2" not in served.text
+            assert rig.actions() == ["allow", "allow", "deny"]
+
+
+async def test_other_kinds_of_socks_are_refused_at_once() -> None:
+    async with running("*") as rig:
+        assert await rig.talk(b"\4\1\1\xbb\x7f\0\0\1user\0") == b"\0\x5b" + bytes(6)
+        assert await rig.talk(b"\4\1\1\xbb\0\0\0\1u\0a.example\0") == b"\0\x5b" + bytes(6)
+        for command in (2, 3):  # BIND, UDP ASSOCIATE
+            asked = bytes((5, 1, 0, 5, command, 0, 1, 192, 0, 2, 1, 0, 80))
+            assert await rig.talk(asked) == b"\5\0\5\7\0\1" + bytes(6)
+        assert await rig.talk(b"\5\1\2") == b"\5\xff"
+        assert rig.resolved == []
+
+
 async def test_a_response_that_breaks_off_is_not_an_orderly_end() -> None:
     cut = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", close=True)
     async with origin(cut) as served:
