@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 
 LONGEST_FORM = 6
 """Most bytes that one character of a value has in any form (``&quot;``, ``\\u0026``)."""
-_ENTITIES = (
+_ENTITIES: tuple[dict[str, str | int | None], ...] = (
     {"'": "&#39;", '"': "&#34;"},
     {"'": "&#39;", '"': "&#34;", "+": "&#43;"},
     {"'": "&#039;", '"': "&quot;"},
