@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
+from sandbox_kernel.egress import EgressPolicy
 from sandbox_kernel.gateway.secret_rewriting import HeldSecret, SecretRewriting
 from sandbox_kernel.gateway.secret_values import SecretValue
 from sandbox_kernel.secret_declarations import read_secrets
+from tests.helpers.waiting import until
 
 from .bound_secrets import EMPTY, FAKE_ID, KEY_ID, PLACEHOLDER, VALUE, echoing, held
 from .origins import Handler, Origin, Rig, answering, origin, running
@@ -324,3 +326,19 @@ async def test_aws_is_signed_again_with_the_real_key() -> None:
     assert f"Credential={KEY_ID}/".encode() in whole
     assert f"Signature={signature}\r\n".encode() in whole
     assert whole.endswith(b"\r\n\r\nsome data")
+
+
+async def test_a_change_of_rules_ends_what_waits_to_be_signed() -> None:
+    """Bodies that are held in memory are few at a time, so a request may wait for its turn."""
+    from botocore.awsrequest import AWSRequest
+
+    async with at_aws(answering(EMPTY)) as (rig, served, host, _):
+        service = rig.gateway._service
+        service.whole_bodies = asyncio.Semaphore(0)
+        made = AWSRequest("POST", f"http://{host}/", data=b"some data")
+        request = message(host, "/", *signed_lines(made), body=b"some data", method="POST")
+        talking = asyncio.create_task(rig.talk(request))
+        await until(lambda: service._under_way)
+        rig.gate.set_policy(EgressPolicy())
+        assert (await talking).startswith(b"HTTP/1.1 403 egress denied")
+        assert served.received == []
