@@ -77,6 +77,9 @@ def _signed(credential: str, names: str, *, in_query: bool) -> Signed:
     if found is None:
         raise _refused("its credential has no date, region and service")
     words = tuple(sorted({*names.split(";")} - {""}))
+    if "host" not in words:
+        # Whoever runs a host that the key is bound to could show it to another one.
+        raise _refused("its host is not signed")
     return Signed(key_id, found["date"], found["region"], found["service"], words, in_query)
 
 

@@ -173,6 +173,12 @@ def test_an_unsigned_payload() -> None:
         ("authorization", "AWS4-ECDSA-P256-SHA256 Credential=x", "Authorization"),
         (
             "authorization",
+            "AWS4-HMAC-SHA256 Credential=x/20240102/r/s3/aws4_request, SignedHeaders=x-amz-date, "
+            "Signature=" + "0" * 64,
+            "host is not signed",
+        ),
+        (
+            "authorization",
             "AWS4-HMAC-SHA256 Credential=x/y, SignedHeaders=host, Signature=" + "0" * 64,
             "region",
         ),
