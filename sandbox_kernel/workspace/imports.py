@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,10 @@ from sandbox_kernel.workspace.trees import Entry, build
 _GRANULARITY = 2.0
 """Seconds; the coarsest time stamps of a file system."""
 _HIDDEN = f"{HIDDEN}\n!{IGNORE_FILE}\n".encode()
-_KEYS = "\n".join(("", *KEYS)).encode()
+_KEYS = re.sub(
+    "[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", "\n".join(("", *KEYS))
+).encode()
+"""In upper case, too, which gitignore's syntax has no other way to say."""
 
 
 def import_folder(

@@ -25,7 +25,10 @@ rows = list(csv.reader(open("data.csv")))
 print(os.getcwd(), rows, helpers.double(answer), open("sub/deep.txt").read())
 """
 READS = "/workspace [['a', 'b'], ['1', '2']] 84 deep\n"
-SECRETS = (".env", "sub/.git/config", "server.pem", "sub/id_rsa", "private/notes.txt")
+SECRETS = (
+    *(".env", "sub/.git/config", "server.pem", "sub/id_rsa", "private/notes.txt"),
+    *("OTHER.PEM", "Credentials.json"),
+)
 PEEK = f"""
 def peek(path):
     try:
@@ -82,7 +85,7 @@ def test_nbclient(project: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> 
     book = nbformat.read(notebook(project, READ, PEEK), as_version=4)
     resources = {"metadata": {"path": str(project)}}
     nbclient.NotebookClient(book, timeout=PATIENCE, resources=resources).execute()
-    assert [cell.outputs[0].text for cell in book.cells] == [READS, "['', '', '', '', '']\n"]
+    assert [cell.outputs[0].text for cell in book.cells] == [READS, f"{[''] * len(SECRETS)}\n"]
     assert sorted(path.name for path in project.iterdir() if path.name.startswith(".")) == [
         ".env",
         ".sandboxignore",

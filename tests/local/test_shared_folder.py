@@ -170,6 +170,20 @@ async def test_names_that_programs_obey_cannot_be_made(client: LocalClient, own_
     assert [path.name for path in folder.iterdir()] == [".vscode"]
 
 
+@pytest.mark.parametrize("name", [".git", ".envrc"])
+async def test_links_that_programs_obey(client: LocalClient, own_dirs: Path, name: str) -> None:
+    """Nothing can cover a link, so code could replace it. A folder that has one is not writable."""
+    folder = own_dirs / "linked"
+    folder.mkdir()
+    (folder / name).symlink_to("elsewhere")
+    with pytest.raises(SpecError, match=f"{name} in it is a symbolic link.*mount-ro"):
+        await client.create(SandboxSpec(folder=str(folder), folder_writable=True))
+    assert [path.name for path in folder.iterdir()] == [name]
+    async with sandbox(client, folder=str(folder)) as handle:
+        ran = await handle.exec("/bin/sh", ["-c", f"rm -f {name} || mv {name} x; ls -A"])
+        assert ran.stdout.split() == [name]
+
+
 async def test_a_jail_that_cannot_be_made_leaves_no_placeholders(
     client: LocalClient, own_dirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from sandbox_kernel.sandboxes.local.hidden_paths import (
     is_environment,
 )
 from sandbox_kernel.sandboxes.local.mounts import Bind
+from sandbox_kernel.sandboxes.local.placeholders import GUARDED_FILES, GUARDED_FOLDERS
 from sandbox_kernel.spec import SandboxSpec
 
 MOST_COVERS = 1000
@@ -55,6 +56,14 @@ def _check_writable(real: str, refused: str) -> None:
         raise SpecError(
             f"{refused} is a Python environment, whose programs run on the host. {instead}."
         )
+    for name in (*GUARDED_FOLDERS, *GUARDED_FILES):
+        if os.path.islink(os.path.join(real, name)):
+            # Nothing can be mounted over a link itself.
+            raise SpecError(
+                f"{refused} cannot be shown writable: {name} in it is a symbolic link, so the "
+                f"sandbox's code could put its own in its place, and programs on this machine obey "
+                f"that. {instead}."
+            )
     for place in map(os.path.realpath, sys.path):
         if contains(real, place) and not _is_hidden(os.path.relpath(place, real)):
             raise SpecError(
