@@ -123,7 +123,7 @@ def add_command(
     made: CommandParser = commands.add_parser(
         name,
         help=f"{summary[:1].lower()}{summary[1:].rstrip('.')}",
-        usage=f"sandbox-kernel {name} {usage}" if usage else None,
+        usage=f"%(prog)s {usage}" if usage else None,
         description=f"{summary}\n{details}".strip(),
         epilog=f"examples:\n{epilog}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,8 +35,10 @@ def _line(denial: Denial, sandbox: str, place: str) -> str:
         return said
     if not sandbox:
         return f"{said} To allow it: {place} {denial.word}"
+    # A rule without a port opens two for programs that dial by name, and theirs is not known yet.
+    other = "" if denial.port else f" (for a port other than 80 and 443: +{denial.word}:PORT)"
     command = denial.command(sandbox)
-    return f"{said} To allow it: `{command}`; for new sandboxes: egress in {place}."
+    return f"{said} To allow it: `{command}`{other}; for new sandboxes: egress in {place}."
 
 
 def log_denials(kernel: SandboxedKernel, place: str) -> None:

@@ -135,6 +135,8 @@ class _Narrowing:
             for rule in wanted.rules
             if rule.action == ALLOW and not _may_be_granted(rule, granted)
         ]
+        if wanted.default == ALLOW and not granted:
+            self._left_out.append(f"egress default={ALLOW}")
         if wanted == granted or not granted:
             return
         self._spec["egress"] = EgressPolicy(tuple(kept), wanted.default, granted)
@@ -170,6 +172,8 @@ class _Narrowing:
 def _may_be_granted(rule: EgressRule, granted: EgressPolicy) -> bool:
     """Whether the kernel may allow what this rule of a notebook names. In doubt, yes: this is for a
     notice, and decides nothing."""
+    if not granted:
+        return False
     if rule.is_preset:
         return any(one.host == rule.host for one in granted.all_rules)
     if "*" in rule.host or rule.is_address or any(one.is_preset for one in granted.all_rules):

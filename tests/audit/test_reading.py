@@ -130,6 +130,7 @@ def test_what_the_command_shows(folder: Path, capsys: pytest.CaptureFixture[str]
     assert shown(capsys, "missing", code=1) == []
     assert shown(capsys, "missing.ipynb", code=1) == []
     assert main(["audit", "--since", "soon"]) == 2
+    assert shown(capsys, "--since", "9" * 5000 + "d") == lines, "since ever"
     AuditLog(folder / "local-kernel-2.jsonl")(event(3))
     assert main(["audit", "kernel"]) == 2, "two begin so"
 

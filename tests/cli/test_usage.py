@@ -79,6 +79,15 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: sandbox-kernel" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["exec", "policy set", "policy show", "workspace export"])
+def test_a_usage_names_its_command_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(command.split())
+    usage = capsys.readouterr().err.partition("\n")[0]
+    assert usage.startswith(f"usage: sandbox-kernel {command} ")
+    assert usage.count(command) == 1
+
+
 def test_an_error_is_one_line(cli: Cli) -> None:
     """What goes wrong is one line on stderr, without a traceback."""
     ran = cli("logs", "nowhere")

@@ -138,7 +138,8 @@ def test_without_a_server_the_log_says_what_is_denied(
         assert outputs([ask, ask], monkeypatch, tmp_path, "data.example") == ["", ""]
     [said] = [one.getMessage() for one in caplog.records if "egress denied" in one.getMessage()]
     assert said.startswith("egress denied: one.test (no rule can permit this name). To allow it: ")
-    assert said.endswith(" +one.test`; for new sandboxes: egress in SANDBOX_KERNEL_EGRESS."), said
+    assert " +one.test` (for a port other than 80 and 443: +one.test:PORT); for new" in said
+    assert said.endswith("new sandboxes: egress in SANDBOX_KERNEL_EGRESS."), said
 
 
 def test_without_a_server_the_log_says_that_there_is_no_network(

@@ -124,6 +124,24 @@ def test_what_is_more_than_granted_is_left_out_and_said(
     assert not any(rule.host == "@npm" for rule in found.spec.egress.all_rules)
 
 
+@pytest.mark.parametrize(
+    ("egress", "left_out"),
+    [
+        (["*"], "egress *"),
+        (["*.a.example", "!b.example"], "egress *.a.example"),
+        (["192.0.2.1"], "egress 192.0.2.1"),
+        (["default=allow"], "egress default=allow"),
+    ],
+)
+def test_a_kernel_without_a_way_out_grants_none(
+    notebook: Path, egress: list[str], left_out: str
+) -> None:
+    """However the notebook asks for one, it is told."""
+    found, [notice] = with_notebook_settings(kernel(), write(notebook, {"egress": egress}))
+    assert not found.spec.egress
+    assert f"does not get it: {left_out}. Who runs" in notice
+
+
 def test_what_may_be_widened_is(notebook: Path) -> None:
     """Only if the configuration of the kernel says so, by name."""
     name = write(notebook, {"egress": ["x.example"], "memory_mib": 1024, "files": "mount"})

@@ -53,8 +53,8 @@ def test_a_denial_is_said_where_the_person_looks(server: JupyterServer, events: 
     told = " ".join(line for line in said if not line.startswith("no "))
     assert (
         f"egress denied: one.test (no rule can permit this name). To allow it: "
-        f"`sandbox-kernel policy set {name} +one.test`; for new sandboxes: egress in "
-        f"c.SandboxProvisioner.egress."
+        f"`sandbox-kernel policy set {name} +one.test` (for a port other than 80 and 443: "
+        f"+one.test:PORT); for new sandboxes: egress in c.SandboxProvisioner.egress."
     ) in told
     assert told.count("To allow it") == 3
     assert f"egress denied: 2 more hosts; see `sandbox-kernel audit {name} --denied`." in told

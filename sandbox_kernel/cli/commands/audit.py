@@ -118,7 +118,7 @@ def _since(text: str | None) -> datetime | None:
         try:
             ago = timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
             return datetime.now(timezone.utc) - ago
-        except OverflowError:
+        except (OverflowError, ValueError):  # thousands of digits are a ValueError
             return None
     try:
         return datetime.fromisoformat(text).astimezone()

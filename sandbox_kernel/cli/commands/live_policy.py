@@ -27,7 +27,7 @@ _RESET = "--reset"
 
 
 def add(below: Commands) -> None:
-    usage = "policy set [--backend BACKEND] NAME RULE ...  |  NAME --reset"
+    usage = "[--backend BACKEND] NAME RULE ... | NAME --reset"
     parser = add_command(below, "set", set_rules, usage=usage)
     parser.add_which_backend()
     parser.add_flag(_RESET, help="back to the rules that the sandbox was made with")
