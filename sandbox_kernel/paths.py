@@ -41,22 +41,33 @@ def runtime_dir() -> Path:
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     try:
         return private_dir(usual)
-    except (SandboxError, FileExistsError):
+    except SandboxError:
         if xdg and os.access(xdg, os.W_OK):
             return private_dir(Path(xdg) / "sandbox-kernel")
         raise
 
 
 def private_dir(path: Path) -> Path:
-    """Make ``path`` a folder that only this user can use. SandboxError if it is another's."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    """Make ``path`` a folder that only this user can use. SandboxError if it cannot be, or is
+    another's."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if _is_ours(found) and stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise SandboxError(
+            f"{path} cannot be used: {error.strerror}. Set SANDBOX_KERNEL_DATA_DIR or "
+            f"SANDBOX_KERNEL_RUNTIME_DIR to another folder."
+        ) from error
+    if not _is_ours(found):
         raise SandboxError(
             f"{path} is not a folder of this user's, so sockets and tokens are not safe in it. "
             f"Remove it, or set SANDBOX_KERNEL_DATA_DIR or SANDBOX_KERNEL_RUNTIME_DIR to another "
             f"folder."
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
     return path
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

@@ -26,6 +26,9 @@ KEPT = 4
 """Rotated files beside the present one."""
 _MOST_TEXT = 1024
 _MOST_LINE = 64 * 1024
+_MOST_TOLD = 1000
+_told: set[Path] = set()
+"""Which cannot be written, as was logged. Most callers append to a file once, and forget it."""
 
 
 def now() -> str:
@@ -35,26 +38,18 @@ def now() -> str:
 
 class AuditLog:
     """Appends events to a file (mode 0600), and renames it to ``.1`` when it is full. Never raises:
-    the first failure is logged. Several processes may append to one file."""
+    a failure is logged once for each path. Several processes may append to one file."""
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self.path = Path(path)
         self._max_bytes = max_bytes
         self._kept = kept
-        self._failed = False
-        self._torn = False
-        """The disk was full in the middle of a line."""
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         try:
             self.append(line_of(event))
         except Exception as error:  # noqa: BLE001  an audit that fails must not end what it audits
-            if not self._failed:
-                self._failed = True
-                log.warning(
-                    "The audit cannot be written to %s: %s. Work goes on without it.",
-                    *(self.path, error),
-                )
+            _tell_once(self.path, error)
 
     def append(self, line: bytes) -> None:
         """Append what ``line_of`` gave. OSError."""
@@ -64,16 +59,14 @@ class AuditLog:
             if os.fstat(fd).st_size + len(line) > self._max_bytes and self._rotate(fd):
                 os.close(fd)
                 fd = self._open()
-            data = b"\n" + line if self._torn else line
-            written = os.write(fd, data)
-            self._torn = written < len(data)
-            if self._torn:
+            data = line if _ends_with_a_line(fd) else b"\n" + line
+            if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.path, flags, 0o600)
 
     def _rotate(self, fd: int) -> bool:
@@ -93,6 +86,18 @@ class AuditLog:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(older, numbered(self.path, number))
         return True
+
+
+def _ends_with_a_line(fd: int) -> bool:
+    """Not if the disk was full in the middle of one."""
+    size = os.fstat(fd).st_size
+    return not size or os.pread(fd, 1, size - 1) == b"\n"
+
+
+def _tell_once(path: Path, error: Exception) -> None:
+    if path not in _told and len(_told) < _MOST_TOLD:
+        _told.add(path)
+        log.warning("The audit cannot be written to %s: %s. Work goes on without it.", path, error)
 
 
 def numbered(path: Path, number: int) -> Path:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 from sandbox_kernel.audit.event_log import SUFFIX, AuditLog, Event, now, numbered
 from sandbox_kernel.paths import data_dir, private_dir
@@ -103,7 +102,7 @@ class Trail:
         data = self._data or data_dir()
         if data.is_dir():
             private_dir(data / FOLDER)
-        return _log_at(self.path)
+        return AuditLog(self.path)
 
 
 def note(sandbox: Audited, kind: str, **facts: Any) -> None:
@@ -119,18 +118,6 @@ def note_command(sandbox: Audited, argv: Sequence[str]) -> None:
 def audit_path(backend: str, name: str, data: Path | None = None) -> Path:
     """The audit of a sandbox, which outlives it."""
     return (data or data_dir()) / FOLDER / f"{backend}-{name}{SUFFIX}"
-
-
-_logs: WeakValueDictionary[Path, AuditLog] = WeakValueDictionary()
-"""In use."""
-
-
-def _log_at(path: Path) -> AuditLog:
-    """One for each file, so that a failure is told once."""
-    log = _logs.get(path)
-    if log is None:
-        log = _logs[path] = AuditLog(path)
-    return log
 
 
 @functools.lru_cache(maxsize=16)

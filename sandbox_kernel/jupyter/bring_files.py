@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
-    from sandbox_kernel.workspace import Store, UploadPolicy
+    from sandbox_kernel.workspace import HydrateReport, Store, UploadPolicy
 
 _MOST_LISTED = 20
 
@@ -37,7 +38,7 @@ async def bring_files(
 
         policy = UploadPolicy.parse(plan.upload)
         if policy.mode != "none":
-            await _bring_folder(kernel, plan.folder, policy)
+            warnings += await _bring_folder(kernel, plan.folder, policy)
     for line in warnings:
         kernel.log.warning("Sandbox %s: %s", kernel.handle.name, line)
     return workspace, warnings
@@ -91,8 +92,7 @@ async def _bring_workspace(
         elif folder:
             name, notebook = workspace.name, workspace.notebook
             first = await upload(kernel, store, name, folder, policy, notebook=notebook)
-            if first is not None:
-                _log_upload(kernel, first.files, folder)
+            warnings += _uploaded(kernel, first, folder)
     except SandboxError as error:
         raise WorkspaceError(
             f"The files of workspace {workspace.name!r} could not be brought into sandbox "
@@ -102,9 +102,21 @@ async def _bring_workspace(
     return workspace, warnings
 
 
-def _log_upload(kernel: SandboxedKernel, files: int, folder: str) -> None:
+def _uploaded(kernel: SandboxedKernel, report: HydrateReport | None, folder: str) -> list[str]:
+    """Note what has come in. A warning about what has not."""
+    files = report.files if report else 0
     audit.note(kernel.handle, "uploaded", folder=folder, files=files)
     kernel.log.info("Uploaded %d files of %s to sandbox %s", files, folder, kernel.handle.name)
+    imported = report.save.problems if report and report.save else ()
+    return _left_out([*imported, *(report.problems if report else ())], folder)
+
+
+def _left_out(problems: Sequence[str], folder: str) -> list[str]:
+    if not problems:
+        return []
+    more = ", ..." if len(problems) > _MOST_LISTED else ""
+    listed = ", ".join(map(printable, problems[:_MOST_LISTED]))
+    return [f"{len(problems)} files of {folder} were not brought into the sandbox: {listed}{more}."]
 
 
 def _claim(store: Store, workspace: KernelWorkspace) -> tuple[KernelWorkspace, list[str]]:
@@ -127,21 +139,22 @@ def _update(store: Store, workspace: KernelWorkspace, policy: UploadPolicy, log:
         "Workspace %s: %d files of %s are new or changed, %d are deleted",
         *(name, len(report.taken), folder, len(report.deleted)),
     )
-    for problem in report.problems[:_MOST_LISTED]:
-        log.warning("Workspace %s: not uploaded: %s", name, problem)
+    warnings = _left_out(report.problems, folder)
     if not report.conflicts:
-        return []
+        return warnings
     more = ", ..." if len(report.conflicts) > _MOST_LISTED else ""
     return [
+        *warnings,
         f"{len(report.conflicts)} files have changed in {folder} and in workspace {name}: "
         f"{', '.join(map(printable, report.conflicts[:_MOST_LISTED]))}{more}. The kernel has the "
         f"workspace's versions. To use one of the folder's, delete the file here, shut the kernel "
-        f"down, and start it again."
+        f"down, and start it again.",
     ]
 
 
-async def _bring_folder(kernel: SandboxedKernel, folder: str, policy: UploadPolicy) -> None:
-    """Bring the selected files of a folder into a sandbox, through a temporary store."""
+async def _bring_folder(kernel: SandboxedKernel, folder: str, policy: UploadPolicy) -> list[str]:
+    """Bring the selected files of a folder into a sandbox, through a temporary store. A warning
+    about what does not come."""
     from sandbox_kernel.workspace import Store, upload
 
     place = await asyncio.to_thread(tempfile.mkdtemp, prefix="sandbox-kernel-upload-")
@@ -156,4 +169,4 @@ async def _bring_folder(kernel: SandboxedKernel, folder: str, policy: UploadPoli
         ) from error
     finally:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, ignore_errors=True))
-    _log_upload(kernel, report.files if report else 0, folder)
+    return _uploaded(kernel, report, folder)

@@ -24,6 +24,7 @@ from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
 from sandbox_kernel.spec import NOTEBOOK, KernelConfiguration
 from sandbox_kernel.tunnel.background import aside, run
+from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time, and most kernels have no workspace
     from sandbox_kernel.workspace import Leftovers, SaveReport, Store
@@ -253,6 +254,10 @@ async def last_save(
         log.exception("%s was not saved", where)
         return f"{type(error).__name__}: {error}"
     workspace = replace(workspace, name=report.save.workspace)
+    if left_out := report.save.problems:
+        listed = ", ".join(map(printable, left_out[:20]))
+        words = "%s: %d files were not saved: %s"
+        visible_log(log).warning(words, where, len(left_out), listed)
     try:
         async with asyncio.timeout(LAST_SAVE_TIMEOUT):
             problems = await asyncio.to_thread(_mirror, workspace, log)

@@ -78,7 +78,7 @@ def import_folder(
         if base is None or base.root != found.root.hex():
             save, new = publish_tree(store, save, found.root, [*hints, *found.packs]), True
         else:
-            save, new = base, False
+            save, new = replace(base, problems=found.problems), False
         store.set_baseline(name, path, Baseline(found.root, taken=taken))
         return SaveReport(save, new, 0, found.new_bytes, time.monotonic() - started)
 

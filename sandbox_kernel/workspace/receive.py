@@ -119,8 +119,9 @@ def _persist_once(
             if base is not None:
                 store.distrust(base)
             raise
-    if base is not None and base.root == found.root.hex():
-        made = base
+    new = base is None or base.root != found.root.hex()
+    if base is not None and not new:
+        made = replace(base, problems=found.problems)
     else:
         talk.check()
         packs = [*writer.elsewhere, *writer.names]
@@ -137,7 +138,6 @@ def _persist_once(
             {*receiver.relied_on, *packs},
         )
     receiver.agree(found)
-    new = made is not base
     return SaveReport(made, new, messages.received, writer.plain_bytes, time.monotonic() - started)
 
 

@@ -89,7 +89,7 @@ class SaveReport:
 
     save: SaveInfo
     new: bool
-    """False if nothing had changed; ``save`` is then the previous one."""
+    """False if nothing had changed; ``save`` is then the previous one, with the problems of now."""
     moved_bytes: int
     """Bytes received over the wire."""
     new_bytes: int

@@ -39,6 +39,15 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
     assert list(read(tmp_path / "none")) == []
 
 
+def test_a_torn_line_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Whoever tore it: a full disk under this process, or under another one that is gone."""
+    path = tmp_path / "log"
+    path.write_bytes(line_of({"n": 1}) + b'{"n": 2')
+    AuditLog(path)({"n": 3})
+    AuditLog(path)({"n": 4})
+    assert [event["n"] for event in read(path)] == [1, 3, 4]
+
+
 def test_full_files_are_rotated_and_the_oldest_go(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = AuditLog(path, max_bytes=400, kept=2)
@@ -56,10 +65,9 @@ def test_a_failure_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     target = tmp_path / "target"
     target.write_text("")
     (tmp_path / "link").symlink_to(target)
-    log = AuditLog(tmp_path / "link")
     with caplog.at_level(logging.WARNING):
-        log({"a": 1})
-        log({"a": object()})
+        for event in ({"a": 1}, {"a": object()}):
+            AuditLog(tmp_path / "link")(event)
     assert len(caplog.records) == 1
     assert target.read_text() == "", "links are not followed"
 

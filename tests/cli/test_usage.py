@@ -99,6 +99,13 @@ def test_an_error_is_one_line(cli: Cli) -> None:
     assert ran.stderr.count("\n") == 1
 
 
+def test_a_data_folder_that_cannot_be(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = cli("audit", env={"SANDBOX_KERNEL_DATA_DIR": str(tmp_path / "file" / "data")})
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert f"{tmp_path}/file/data cannot be used: Not a directory. Set SANDBOX" in ran.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--debug", "logs", "x"], ["logs", "--debug", "x"]])
 def test_debug_shows_the_traceback(cli: Cli, arguments: list[str]) -> None:
     """--debug may stand anywhere and shows where an error comes from."""

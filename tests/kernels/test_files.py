@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_a_copy_brings_results_back(start_kernel: StartKernel, project: Path) ->
     assert not (project / ".hidden").exists()
     [left] = open_store().blobs.folders("workspaces")
     assert not open_store().retired(left)
+
+
+def test_what_a_copy_leaves_out_is_said(
+    start_kernel: StartKernel, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, and at the end, when nothing else has it."""
+    os.mkfifo(project / "pipe")
+    with caplog.at_level("WARNING"):
+        live = in_folder(start_kernel, project, files="copy")
+        live.ok("import os; os.mkdir('shut'); open('shut/x', 'w').close(); os.chmod('shut', 0)")
+        live.manager.shutdown_kernel()
+    said = [record.getMessage() for record in caplog.records]
+    [start] = [line for line in said if "not brought into the sandbox" in line]
+    assert "pipe: a named pipe" in start
+    [end] = [line for line in said if "files were not saved" in line]
+    assert end.endswith(": 1 files were not saved: shut: Permission denied")
 
 
 def test_copies_of_one_folder_at_the_same_time(start_kernel: StartKernel, project: Path) -> None:
