@@ -56,8 +56,12 @@ def used(count: int | None, most: str) -> str:
 
 def short_path(path: str) -> str:
     """A path relative to the working folder or the home folder, where that is shorter."""
-    for folder, name in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
-        if path.startswith(folder.rstrip("/") + "/"):
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = ""  # it was deleted
+    for folder, name in ((here, ""), (os.path.expanduser("~"), "~/")):
+        if folder and path.startswith(folder.rstrip("/") + "/"):
             return name + path[len(folder.rstrip("/")) + 1 :]
     return path
 

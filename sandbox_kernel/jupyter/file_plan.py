@@ -100,9 +100,12 @@ def fallback_notice(configuration: KernelConfiguration) -> str:
     )
 
 
-def with_folder(configuration: KernelConfiguration, folder: str) -> KernelConfiguration:
+def with_folder(
+    configuration: KernelConfiguration, folder: str | None = None
+) -> KernelConfiguration:
     """For sandboxes without the provisioner, of the launcher and of ``sandbox-kernel run``: what
-    ``files`` asks for in the spec. ``folder`` is where that was started. SpecError."""
+    ``files`` asks for in the spec. Without ``folder``, the one where that was started. SpecError.
+    """
     if configuration.files == "none":
         return configuration
     if not configuration.mounts:
@@ -112,7 +115,7 @@ def with_folder(configuration: KernelConfiguration, folder: str) -> KernelConfig
             f"kernel without --launcher."
         )
     writable = configuration.files == "mount"
-    spec = replace(configuration.spec, folder=folder, folder_writable=writable)
+    spec = replace(configuration.spec, folder=folder_of(folder), folder_writable=writable)
     return replace(configuration, files="none", spec=spec)
 
 

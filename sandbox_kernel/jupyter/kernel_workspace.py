@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel import audit
-from sandbox_kernel.errors import SandboxError, SandboxPaused, SandboxTimeout, StoreError
+from sandbox_kernel.errors import SandboxError, SandboxPaused, SandboxTimeout, SpecError, StoreError
 from sandbox_kernel.jupyter.death_message import visible_log
 from sandbox_kernel.kernels import Log, SandboxedKernel
 from sandbox_kernel.sandboxes.base import SandboxHandle, SandboxInfo
@@ -90,8 +90,14 @@ def notebook_in(env: Mapping[str, str]) -> str:
 
 
 def folder_of(cwd: str | None) -> str:
-    """The host folder of a kernel whose notebook is unknown."""
-    return os.path.abspath(cwd or os.getcwd())
+    """The host folder of a kernel whose notebook is unknown. SpecError if it was deleted."""
+    try:
+        return os.path.abspath(cwd or os.getcwd())
+    except FileNotFoundError:
+        raise SpecError(
+            "The sandbox was not created: the folder in which this program runs was deleted. "
+            "Start it again in another one."
+        ) from None
 
 
 def from_dict(values: Mapping[str, Any], kernel_name: str) -> KernelWorkspace:

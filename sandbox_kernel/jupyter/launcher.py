@@ -116,7 +116,7 @@ class Launcher:
     ) -> None:
         self._path = connection_file
         self._guardian = guardian
-        self._configuration = with_folder(configuration, os.getcwd())
+        self._configuration = with_folder(configuration)
         self._argv = list(argv)
         self._kernel: SandboxedKernel | None = None
         self._parent = Parent(os.environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_a_data_folder_that_cannot_be(cli: Cli, tmp_path: Path) -> None:
     ran = cli("audit", env={"SANDBOX_KERNEL_DATA_DIR": str(tmp_path / "file" / "data")})
     assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
     assert f"{tmp_path}/file/data cannot be used: Not a directory. Set SANDBOX" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["run", "--files", "mount-ro", "--", "true"], "the folder in which this program runs was"),
+        (["ps", "--all"], ""),
+    ],
+)
+def test_a_working_folder_that_was_deleted(
+    cli: Cli, tmp_path: Path, command: list[str], error: str
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = [
+        "sh",
+        "-c",
+        'rmdir "$0"; exec "$@"',
+        str(gone),
+        sys.executable,
+        "-Pm",
+        "sandbox_kernel",
+        *command,
+    ]
+    ran = subprocess.run(
+        words, cwd=gone, env=cli.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert error in ran.stderr
+    assert "Errno" not in ran.stderr
+    assert ran.returncode == (2 if error else 0)
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "logs", "x"], ["logs", "--debug", "x"]])

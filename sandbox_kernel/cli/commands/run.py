@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if configuration.files != "none":
         from sandbox_kernel.jupyter.file_plan import with_folder  # lazy: start-up time
 
-        configuration = with_folder(configuration, os.getcwd())
+        configuration = with_folder(configuration)
 
     async def work(attached: AttachedCommand) -> int:
         return await _run_once(attached, configuration, arguments)
