@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,12 +28,12 @@ class FailedCell:
     error: str
 
 
-def run_notebook(
+async def run_notebook(
     path: Path, kernel: str, environ: Mapping[str, str], *, timeout: float | None = None
 ) -> list[FailedCell]:
     """Run all cells in a new kernel, in the notebook's folder, also after one has failed; the
     failed ones. The notebook's file is left alone. While it runs, this process has the variables of
-    ``environ``. ``timeout`` is for each cell. SandboxError."""
+    ``environ``. ``timeout`` is for each cell. Cancelling it ends the kernel. SandboxError."""
     try:
         import nbformat
         from nbclient import NotebookClient
@@ -51,14 +52,17 @@ def run_notebook(
         kernel_name=kernel,
         timeout=timeout,
         allow_errors=True,
-        resources={"metadata": {"path": str(path.absolute().parent)}},
+        resources={"metadata": {"path": _folder_of(path)}},
         on_cell_execute=lambda cell, cell_index: begun.append(notebook.cells[cell_index]),
     )
     stopped = ""
     with _environment(environ):
         try:
-            client.execute()
+            await client.async_execute()
         except (DeadKernelError, CellTimeoutError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # nbclient takes that for a dead kernel
+                raise asyncio.CancelledError from None
             stopped = str(error).strip().partition("\n")[0]
     failed = [
         FailedCell(number, _error_of(cell))
@@ -71,6 +75,10 @@ def run_notebook(
         )
         failed.append(FailedCell(number, stopped[:_MOST_TEXT]))
     return failed
+
+
+def _folder_of(path: Path) -> str:
+    return str(path.absolute().parent)
 
 
 def _check_kernel(name: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sandbox_kernel.audit.event_log import SUFFIX
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import FOLDER
+from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import note, print_json
 from sandbox_kernel.cli.options import Commands, add_command
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
@@ -72,7 +73,10 @@ def learn(arguments: argparse.Namespace) -> int:
         "SANDBOX_KERNEL_KEEP_ON_EXIT": "false",
         "SANDBOX_KERNEL_PAUSE_ON_EXIT": "false",
     }
-    failed = run_notebook(arguments.notebook, arguments.kernel, environ, timeout=arguments.timeout)
+    limit = arguments.timeout
+    # Not in the main thread, where nbclient would take signals for itself.
+    running = run_notebook(arguments.notebook, arguments.kernel, environ, timeout=limit)
+    failed = foreground.run(running)
     audit = _audit_of(name, under)
     learned = learn_from(read(_complete(audit)), presets, paths=arguments.paths)
     if arguments.json:
