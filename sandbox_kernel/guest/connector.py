@@ -19,6 +19,8 @@ SOCKET = "agent.sock"
 
 CLIENTS = "clients"
 """In place of a codec: the host will hand its clients' connections over its stdin."""
+ACCEPTED = b"+"
+"""The agent's answer to such a host that it knows."""
 AGENT_TIMEOUT = 20.0
 """Seconds for an agent that has just been started to listen."""
 EXIT_NO_AGENT = 69
