@@ -52,10 +52,9 @@ print(json.dumps({
     "patched": [n for n in ("init_connection_file", "write_connection_file", "init_extensions")
         if "spare" in getattr(type(_shell.parent.parent), n).__code__.co_filename],
     "history": type(_shell.history_manager).new_session.__module__,
-    "modules": sorted(m for m in sys.modules if not m.startswith("_")),
-    "profile": _shell.profile_dir.location, "ran": _shell.history_manager.db_input_cache,
-    "dice": len({random.random(), random.Random(1).random()}), "seeded": random.getstate()[1][:2]
-        == random.Random(0).getstate()[1][:2],
+    "libraries": [m for m in ("matplotlib", "numpy", "pandas") if m in sys.modules],
+    "profile": _shell.profile_dir.location,
+    "seeded": random.getstate() == random.Random(0).getstate(),
 }, default=str))
 """
 
