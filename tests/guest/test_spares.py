@@ -109,6 +109,10 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
     assert sandbox.loop.waits == []
 
 
+def warm(sandbox: Sandbox) -> bool:
+    return sandbox.warm.there
+
+
 def test_a_spare_is_made_when_it_is_calm(sandbox: Sandbox) -> None:
     """Not while messages pass: a cell has the machine for itself."""
     sandbox.is_calm = False
@@ -117,7 +121,7 @@ def test_a_spare_is_made_when_it_is_calm(sandbox: Sandbox) -> None:
         assert sandbox.loop.waits == [QUIET]
         sandbox.loop.pass_time()
         assert sandbox.warm.launches == []
-        assert sandbox.warm.there  # for a restart in the meantime
+        assert warm(sandbox)  # for a restart in the meantime
     sandbox.is_calm = True
     sandbox.loop.pass_time()
     assert len(sandbox.warm.launches) == 1
@@ -129,7 +133,7 @@ def test_a_small_sandbox_has_none(sandbox: Sandbox) -> None:
     sandbox.loop.pass_time()
     assert sandbox.warm.launches == []
     assert sandbox.loop.waits == []
-    assert sandbox.warm.there
+    assert warm(sandbox)
 
 
 def test_none_is_made_while_memory_is_short(sandbox: Sandbox) -> None:
@@ -163,7 +167,7 @@ def test_one_that_does_not_start_is_given_up(sandbox: Sandbox) -> None:
 def test_only_the_plain_command_line_has_spares(sandbox: Sandbox, command: list[str]) -> None:
     """The others have a warm interpreter, if they can."""
     sandbox.spares.keep(PLAN._replace(command=command))
-    assert sandbox.warm.there
+    assert warm(sandbox)
     assert sandbox.loop.waits == []
 
 
@@ -222,15 +226,15 @@ def test_the_warm_interpreter_ends_when_a_spare_has_waited_for_long(sandbox: San
     spare."""
     spare = Forked(sandbox)
     while sandbox.loop.now < REST:
-        assert sandbox.warm.there
+        assert warm(sandbox)
         sandbox.loop.pass_time()
     sandbox.loop.pass_time()
-    assert not sandbox.warm.there
+    assert not warm(sandbox)
     assert ready(sandbox) == spare.pid
     sandbox.spares.keep(PLAN)
-    assert not sandbox.warm.there  # the kernel that starts has the machine for itself
+    assert not warm(sandbox)  # the kernel that starts has the machine for itself
     sandbox.loop.pass_time()
-    assert sandbox.warm.there
+    assert warm(sandbox)
     assert len(sandbox.warm.launches) == 2
     spare.sock.close()
 
@@ -241,23 +245,23 @@ def test_the_warm_interpreter_stays_as_long_as_no_kernel_runs(sandbox: Sandbox) 
     spare = Forked(sandbox)
     while sandbox.loop.now < 3 * REST:
         sandbox.loop.pass_time()
-        assert sandbox.warm.there
+        assert warm(sandbox)
     spare.sock.close()
 
 
 def test_the_warm_interpreter_does_not_come_back_while_memory_is_short(sandbox: Sandbox) -> None:
     """It has ended, and now the spare does, too."""
     spare = Forked(sandbox)
-    while sandbox.warm.there:
+    while warm(sandbox):
         sandbox.loop.pass_time()
     sandbox.memory = (4 * LEAST_MEMORY, LEAST_MEMORY // 4)
     for _ in range(3):
         sandbox.loop.pass_time()
     assert ready(sandbox) is None
-    assert not sandbox.warm.there
+    assert not warm(sandbox)
     sandbox.memory = (4 * LEAST_MEMORY, 3 * LEAST_MEMORY)
     sandbox.loop.pass_time()
-    assert sandbox.warm.there
+    assert warm(sandbox)
     assert len(sandbox.warm.launches) == 2
     spare.sock.close()
 
