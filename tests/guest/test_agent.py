@@ -163,7 +163,8 @@ def test_who_never_says_hello_is_sent_away_after_a_while() -> None:
 
 @pytest.mark.parametrize(("there", "waits"), [(True, "cat"), (False, "python")])
 def test_a_small_program_waits_in_the_connectors_place(there: bool, waits: str) -> None:
-    """Where there is one. It ends as the connector would, and holds nothing of the link."""
+    """Where there is one. It ends as the connector would, when the agent has closed the link, of
+    which it holds nothing."""
     change = "" if there else "import sandbox_kernel.guest.connector as c; c.CAT = ('/none',); "
     agent = AgentProcess([sys.executable, "-c", change + FROM_PACKAGE[2]])
     read, write = agent.connect("pipes")
@@ -175,9 +176,9 @@ def test_a_small_program_waits_in_the_connectors_place(there: bool, waits: str) 
 
     wait_until(lambda: held() == ["socket", "/dev/null"], "it only waits", LIMIT)
     wait_until(lambda: waits in Path(f"/proc/{connector.pid}/comm").read_text(), waits, LIMIT)
-    agent.process.terminate()
-    assert connector.wait(LIMIT) == 0
+    os.write(write, bytes(64))
     assert read_to_end(read) == PREAMBLE
+    assert connector.wait(LIMIT) == 0
     os.close(read)
     os.close(write)
     agent.close()
