@@ -146,6 +146,20 @@ def test_a_spare_that_is_out_of_date_is_not_used(live: Live, change: str) -> Non
     assert live.ok("6 * 7").value == "42"
 
 
+def test_a_spare_does_not_keep_a_package_that_was_removed(live: Live) -> None:
+    """It was there when the spare started."""
+    live.ok(
+        "import os, sysconfig; path = os.path.join(sysconfig.get_path('purelib'), 'gone.py')\n"
+        "open(path, 'w').close()"
+    )
+    restart(live)
+    spare = spare_of(live.kernel)
+    live.ok("import gone, os; os.unlink(gone.__file__)")
+    restart(live)
+    assert pid_of(live) != spare
+    assert live.run("import gone").reply["ename"] == "ModuleNotFoundError"
+
+
 def test_clients_stay_connected(live: Live) -> None:
     """A restart that takes less time than a client needs to connect again would be wasted."""
     spare_of(live.kernel)
