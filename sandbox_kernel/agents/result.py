@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sandbox_kernel.agents.images import Image, images_in
-from sandbox_kernel.agents.model_text import Reading, error_text, join_parts, outputs_text
+from sandbox_kernel.agents.model_text import (
+    Reading,
+    error_text,
+    join_parts,
+    outputs_text,
+    shortened,
+)
 from sandbox_kernel.agents.terminal_text import plain
 from sandbox_kernel.errors import CellFailed, CellTimeout
 
@@ -106,7 +112,8 @@ class Result:
         ending = join_parts(endings)
         outputs = [each for each in self.outputs if not self._is_error(each)]
         reading = Reading(self.job_id)
-        return join_parts([outputs_text(outputs, max(0, limit - len(ending) - 1), reading), ending])
+        shown = outputs_text(outputs, max(0, limit - len(ending) - 1), reading)
+        return shortened(join_parts([shown, ending]), limit, reading)
 
     def error_text(self, limit: int = TEXT_LIMIT) -> str:
         """The error with the frames of its traceback that matter; empty if there is none."""
