@@ -79,9 +79,11 @@ def variables_of(reply: Mapping[str, Any], kernel: str) -> tuple[list[Variable],
     data = told.get("data") if isinstance(told, Mapping) else None
     text = data.get("text/plain") if isinstance(data, Mapping) else None
     if not isinstance(text, str):
-        reason = told.get("evalue") if isinstance(told, Mapping) else None
-        why = plain(ends_of(reason, 300)) if isinstance(reason, str) else "no answer"
-        raise KernelError(f"The kernel {kernel!r} did not list its variables: {why}.")
+        reason = [told.get("ename"), told.get("evalue")] if isinstance(told, Mapping) else []
+        why = ": ".join(plain(ends_of(word, 300)) for word in reason if isinstance(word, str))
+        raise KernelError(
+            f"The kernel {kernel!r} did not list its variables ({why or 'no answer'})."
+        )
     found = _BASE64.fullmatch(text) if len(text) <= _LONGEST_ANSWER else None
     try:
         answer = json.loads(base64.b64decode(found.group(1))) if found else None

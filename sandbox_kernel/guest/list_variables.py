@@ -2,25 +2,30 @@
 text of an expression, with nothing but the builtins in scope.
 
 No code of the variables' classes is run: only exact types that are known here are asked for their
-length or value, within limits; of any other there is its type. (Python itself asks no class either
-for what ``type`` and the class's own dictionary tell.)
+length or value, within limits; of any other there is its type. Types are compared by identity:
+``==`` and ``in`` would ask their metaclass.
 """
 
 import base64
 import json
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 MOST = 500
 _MOST_TEXT = 120
 _MOST_ITEMS = 6
 _MOST_DEPTH = 2
 _MOST_BITS = 400
-_SEQUENCES: Dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"}
+_TEXTS = (str, bytes, bytearray)
+_BRACKETS = ((list, "[]"), (tuple, "()"), (set, "{}"), (frozenset, "{}"), (dict, "{}"))
 _SIZED = (str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
 _SIMPLE = (bool, float, complex, type(None), range)
 _OURS = frozenset(["In", "Out", "get_ipython", "exit", "quit", "open"])
-_SKIPPED = (type(sys),)
+_MODULE = type(sys)
+
+
+def among(cls: type, kinds: "Iterable[type]") -> bool:
+    return any(cls is kind for kind in kinds)
 
 
 def name_of(cls: type) -> str:
@@ -39,16 +44,17 @@ def name_of(cls: type) -> str:
 def short(value: Any, depth: int = 0) -> str:
     """A value in few words."""
     cls = type(value)
-    if cls in (str, bytes, bytearray):
+    if among(cls, _TEXTS):
         cut = value[:_MOST_TEXT]
         return repr(cut) + ("..." if len(value) > _MOST_TEXT else "")
     if cls is int:
         bits = value.bit_length()
         return repr(value) if bits <= _MOST_BITS else "int of %d bits" % bits
-    if cls in _SIMPLE:
+    if among(cls, _SIMPLE):
         return repr(value)[:_MOST_TEXT]
-    if cls in _SEQUENCES or cls is dict:
-        return _items(value, cls, depth)
+    for kind, brackets in _BRACKETS:
+        if cls is kind:
+            return _items(value, kind, brackets, depth)
     if cls is type(short):
         code = value.__code__
         count = code.co_argcount + code.co_kwonlyargcount
@@ -58,10 +64,9 @@ def short(value: Any, depth: int = 0) -> str:
     return "<" + name_of(cls) + ">"
 
 
-def _items(value: Any, cls: type, depth: int) -> str:
-    brackets = _SEQUENCES.get(cls, "{}")
+def _items(value: Any, cls: type, brackets: str, depth: int) -> str:
     if not value:
-        return cls.__name__ + "()" if cls in (set, frozenset) else brackets
+        return cls.__name__ + "()" if among(cls, (set, frozenset)) else brackets
     if depth >= _MOST_DEPTH:
         return brackets[0] + "..." + brackets[1]
     words: List[str] = []
@@ -102,14 +107,15 @@ def array(value: Any) -> "Optional[Tuple[List[int], Optional[int], str]]":
 
 def _known(module: str, name: str) -> Any:
     """A class of a package that has been imported; never the type of anything else."""
-    return getattr(sys.modules.get(module), name, _SKIPPED)
+    return getattr(sys.modules.get(module), name, among)
 
 
 def _columns(names: Any, types: Any) -> str:
     """Names of columns that are strings, with their types."""
     words = []
     for name, kind in zip(names[: 2 * _MOST_ITEMS], types[: 2 * _MOST_ITEMS]):
-        words.append("%s %s" % (short(name)[:40], str(kind)[:40]))
+        word = name if type(name) is str else short(name)
+        words.append("%s %s" % (word[:40], str(kind)[:40]))
     more = ", ..." if len(names) > 2 * _MOST_ITEMS else ""
     return (", ".join(words) + more)[: 3 * _MOST_TEXT]
 
@@ -124,9 +130,9 @@ def described(name: str, value: Any) -> "Dict[str, Any]":
             facts["shape"], facts["size"], facts["text"] = found
             return facts
         facts["text"] = short(value)
-        if cls in _SIZED or cls in _SIMPLE or cls is int:
+        if among(cls, (*_SIZED, *_SIMPLE, int)):
             facts["size"] = sys.getsizeof(value)
-        if cls in _SIZED:
+        if among(cls, _SIZED):
             facts["shape"] = [len(value)]
     except Exception as error:  # noqa: BLE001  one odd value must not hide the others
         facts["text"] = facts["text"] or "cannot be described (%s)" % name_of(type(error))
@@ -139,7 +145,7 @@ def answer(namespace: "Dict[str, Any]", hidden: "Dict[str, Any]") -> str:
     shown: List[Dict[str, Any]] = []
     more = 0
     for name, value in list(namespace.items()):
-        if type(name) is not str or name[:1] == "_" or name in _OURS or type(value) in _SKIPPED:
+        if type(name) is not str or name[:1] == "_" or name in _OURS or type(value) is _MODULE:
             continue
         if name in hidden and hidden[name] is value:
             continue
