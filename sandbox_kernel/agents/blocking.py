@@ -15,13 +15,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from sandbox_kernel.agents.files import (
+    MOST_BYTES,
+    MOST_COPIED,
+    AnyPath,
+    Copied,
+    FileInfo,
+    Listing,
+)
 from sandbox_kernel.agents.job_state import InputRequest
 from sandbox_kernel.agents.job_state import State as JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
-from sandbox_kernel.agents.notebook import AnyPath, Input, Notebook, OnTimeout, State
+from sandbox_kernel.agents.notebook import Input, Notebook, OnTimeout, State
+from sandbox_kernel.agents.notebook_workspace import ANSWER_TIMEOUT, Changes, Variables
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.result import OutputPage, Result
 from sandbox_kernel.live_notebooks import LiveNotebook
+from sandbox_kernel.workspace.reports import Quota
 
 T = TypeVar("T")
 
@@ -194,6 +204,7 @@ class BlockingNotebook:
         silent: bool = False,
         store: bool = True,
         cell_id: str | None = None,
+        files: bool = False,
     ) -> Result:
         return self._thread.call(
             self._notebook.run(
@@ -204,6 +215,7 @@ class BlockingNotebook:
                 silent=silent,
                 store=store,
                 cell_id=cell_id,
+                files=files,
             )
         )
 
@@ -220,6 +232,43 @@ class BlockingNotebook:
             code, cell_id=cell_id, silent=silent, store=store, allow_input=allow_input
         )
         return BlockingJob(self._thread.call(starting), self._thread)
+
+    def read(self, path: AnyPath, *, max_bytes: int = MOST_BYTES) -> bytes:
+        return self._thread.call(self._notebook.read(path, max_bytes=max_bytes))
+
+    def write(self, path: AnyPath, data: bytes | str) -> None:
+        self._thread.call(self._notebook.write(path, data))
+
+    def list(self, path: AnyPath = ".") -> list[FileInfo]:
+        return self._thread.call(self._notebook.list(path))
+
+    def listing(self, path: AnyPath = ".", most: int = 1000) -> Listing:
+        return self._thread.call(self._notebook.listing(path, most))
+
+    def upload(self, source: AnyPath, path: AnyPath = ".", *, quota: Quota = MOST_COPIED) -> int:
+        return self._thread.call(self._notebook.upload(source, path, quota=quota))
+
+    def download(
+        self,
+        path: AnyPath,
+        target: AnyPath = ".",
+        *,
+        force: bool = False,
+        hidden: bool = False,
+        quota: Quota = MOST_COPIED,
+    ) -> Copied:
+        return self._thread.call(
+            self._notebook.download(path, target, force=force, hidden=hidden, quota=quota)
+        )
+
+    def changed_files(self) -> Changes:
+        return self._thread.call(self._notebook.changed_files())
+
+    def install(self, *packages: str, timeout: float | None = None) -> Result:
+        return self._thread.call(self._notebook.install(*packages, timeout=timeout))
+
+    def variables(self, *, timeout: float = ANSWER_TIMEOUT) -> Variables:
+        return self._thread.call(self._notebook.variables(timeout=timeout))
 
     def interrupt(self) -> None:
         self._thread.call(self._notebook.interrupt())

@@ -14,14 +14,17 @@ import inspect
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
+from sandbox_kernel.agents.files import AnyPath
 from sandbox_kernel.agents.job_state import JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook_session import NotebookSession
+from sandbox_kernel.agents.notebook_workspace import NotebookWorkspace
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.recorded import RecordedNotebook, check_cell_id
 from sandbox_kernel.agents.result import Result
@@ -34,13 +37,12 @@ Answer = Callable[[str], str | Awaitable[str]]
 """Gets a cell's prompt."""
 Input = str | Sequence[str] | Answer
 State = Literal["idle", "busy", "dead", "closed"]
-AnyPath = str | os.PathLike[str]
 
 _TOO_LITTLE_INPUT = "it asked for more input than it was given"
 _CALLER_GONE = "its caller was cancelled"
 
 
-class Notebook:
+class Notebook(NotebookWorkspace):
     """A notebook with its kernel in a sandbox. Made by ``open`` and ``attach``, ended by ``close``;
     all of it on one event loop."""
 
@@ -159,6 +161,7 @@ class Notebook:
         silent: bool = False,
         store: bool = True,
         cell_id: str | None = None,
+        files: bool = False,
     ) -> Result:
         """Run a cell, after those that were given before, and wait for its end.
 
@@ -166,8 +169,11 @@ class Notebook:
         some seconds killed, with its kernel), or killed at once, or left running (``Result.job_id``
         finds it). ``input`` answers what the cell asks: texts, or a function of the prompt; without
         it, asking is an error in the cell. A cell whose caller is cancelled is interrupted.
-        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history.
+        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history. With
+        ``files`` the result has what changed in the workspace from this call on.
         """
+        if files:
+            await self._changes()
         job = await self.start(
             code,
             cell_id=cell_id,
@@ -175,9 +181,15 @@ class Notebook:
             store=store,
             allow_input=input is not None,
         )
+        result = await self._until_over(job, input, timeout, on_timeout)
+        return replace(result, files=await self._changes()) if files else result
+
+    async def _until_over(
+        self, job: Job, given: Input | None, timeout: float | None, on_timeout: OnTimeout
+    ) -> Result:
         try:
-            if input is not None:
-                return await self._answer_until(job, input, timeout, on_timeout)
+            if given is not None:
+                return await self._answer_until(job, given, timeout, on_timeout)
             return await job.wait(timeout)
         except SandboxTimeout:
             return await self._late(job, timeout or 0.0, on_timeout)
@@ -259,14 +271,22 @@ class Notebook:
     async def detach(self) -> None:
         """Leave it running for another process, until its lease ends. A job that runs goes on;
         those that wait are lost."""
-        await self._checked().detach()
+        session = self._checked()
+        await self._stop_watching()
+        await session.detach()
 
     async def close(self, *, save: bool = True) -> None:
         """End the kernel and its sandbox, after its files were saved if it has a saved workspace.
         Idempotent."""
         if self._closing is None:
-            self._closing = self._loop.create_task(self._session.close(save=save))
+            self._closing = self._loop.create_task(self._close(save))
         await asyncio.shield(self._closing)
+
+    async def _close(self, save: bool) -> None:
+        try:
+            await self._stop_watching()
+        finally:
+            await self._session.close(save=save)
 
     async def __aenter__(self) -> Notebook:
         return self
