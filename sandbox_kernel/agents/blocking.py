@@ -9,27 +9,21 @@ It has Notebook's methods, which wait. The notebook itself lives on a loop in a 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import threading
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sandbox_kernel.agents.files import (
-    MOST_BYTES,
-    MOST_COPIED,
-    AnyPath,
-    Copied,
-    FileInfo,
-    Listing,
-)
+from sandbox_kernel.agents.files import MOST_BYTES, MOST_COPIED, AnyPath, Copied, FileInfo, Listing
 from sandbox_kernel.agents.job_state import InputRequest
 from sandbox_kernel.agents.job_state import State as JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook import Input, Notebook, OnTimeout, State
-from sandbox_kernel.agents.notebook_workspace import ANSWER_TIMEOUT, Changes, Variables
 from sandbox_kernel.agents.opening import Opening
-from sandbox_kernel.agents.result import OutputPage, Result
+from sandbox_kernel.agents.result import ChangedFile, OutputPage, Result
+from sandbox_kernel.agents.variables import Variable
 from sandbox_kernel.live_notebooks import LiveNotebook
 from sandbox_kernel.workspace.reports import Quota
 
@@ -159,7 +153,7 @@ class BlockingNotebook:
             raise
 
     @staticmethod
-    def live() -> list[LiveNotebook]:
+    def live() -> builtins.list[LiveNotebook]:
         return Notebook.live()
 
     @property
@@ -233,13 +227,25 @@ class BlockingNotebook:
         )
         return BlockingJob(self._thread.call(starting), self._thread)
 
+    def interrupt(self) -> None:
+        self._thread.call(self._notebook.interrupt())
+
+    def restart(self) -> None:
+        self._thread.call(self._notebook.restart())
+
+    def install(self, *packages: str, timeout: float | None = None) -> Result:
+        return self._thread.call(self._notebook.install(*packages, timeout=timeout))
+
+    def variables(self) -> builtins.list[Variable]:
+        return self._thread.call(self._notebook.variables())
+
     def read(self, path: AnyPath, *, max_bytes: int = MOST_BYTES) -> bytes:
         return self._thread.call(self._notebook.read(path, max_bytes=max_bytes))
 
     def write(self, path: AnyPath, data: bytes | str) -> None:
         self._thread.call(self._notebook.write(path, data))
 
-    def list(self, path: AnyPath = ".") -> list[FileInfo]:
+    def list(self, path: AnyPath = ".") -> builtins.list[FileInfo]:
         return self._thread.call(self._notebook.list(path))
 
     def listing(self, path: AnyPath = ".", most: int = 1000) -> Listing:
@@ -257,24 +263,20 @@ class BlockingNotebook:
         hidden: bool = False,
         quota: Quota = MOST_COPIED,
     ) -> Copied:
-        return self._thread.call(
-            self._notebook.download(path, target, force=force, hidden=hidden, quota=quota)
-        )
+        copying = self._notebook.download(path, target, force=force, hidden=hidden, quota=quota)
+        return self._thread.call(copying)
 
-    def changed_files(self) -> Changes:
+    def changed_files(self) -> builtins.list[ChangedFile]:
         return self._thread.call(self._notebook.changed_files())
 
-    def install(self, *packages: str, timeout: float | None = None) -> Result:
-        return self._thread.call(self._notebook.install(*packages, timeout=timeout))
+    def persist(self, workspace: str | None = None) -> str:
+        return self._thread.call(self._notebook.persist(workspace))
 
-    def variables(self, *, timeout: float = ANSWER_TIMEOUT) -> Variables:
-        return self._thread.call(self._notebook.variables(timeout=timeout))
+    def restore(self, workspace: str | None = None, at: str | None = None) -> int:
+        return self._thread.call(self._notebook.restore(workspace, at))
 
-    def interrupt(self) -> None:
-        self._thread.call(self._notebook.interrupt())
-
-    def restart(self) -> None:
-        self._thread.call(self._notebook.restart())
+    def checkpoint(self, name: str) -> None:
+        self._thread.call(self._notebook.checkpoint(name))
 
     def save(self) -> None:
         self._thread.call(self._notebook.save())

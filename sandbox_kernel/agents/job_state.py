@@ -51,12 +51,12 @@ class JobState:
     silent: bool = False
     """It is not recorded in the notebook."""
     store: bool = True
-    expressions: Mapping[str, str] = field(default_factory=dict)
-    """What the kernel is asked for after it; ``reply`` has the answers."""
     state: State = "queued"
     why: str = ""
     """Why it did not end by itself."""
     allow_input: bool = True
+    expressions: dict[str, str] = field(default_factory=dict)
+    """What the kernel evaluates afterwards, for whoever reads the ``reply``."""
     sent: bool = False
     told: bool = False
     """Its beginning was told to whoever records it."""
@@ -75,7 +75,7 @@ class JobState:
     whole: bool = False
     """What came of it came from its beginning on."""
     reply: Mapping[str, Any] | None = None
-    """The kernel's answer on the shell channel."""
+    """The content of the kernel's answer."""
     _idle: bool = False
 
     @property

@@ -10,6 +10,7 @@ them, and go on when their caller does not wait for them, or has died (``Noteboo
 from __future__ import annotations
 
 import asyncio
+import builtins
 import inspect
 import os
 import secrets
@@ -24,7 +25,7 @@ from sandbox_kernel.agents.files import AnyPath
 from sandbox_kernel.agents.job_state import JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook_session import NotebookSession
-from sandbox_kernel.agents.notebook_workspace import NotebookWorkspace
+from sandbox_kernel.agents.notebook_tools import NotebookTools
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.recorded import RecordedNotebook, check_cell_id
 from sandbox_kernel.agents.result import Result
@@ -42,7 +43,7 @@ _TOO_LITTLE_INPUT = "it asked for more input than it was given"
 _CALLER_GONE = "its caller was cancelled"
 
 
-class Notebook(NotebookWorkspace):
+class Notebook(NotebookTools):
     """A notebook with its kernel in a sandbox. Made by ``open`` and ``attach``, ended by ``close``;
     all of it on one event loop."""
 
@@ -112,7 +113,7 @@ class Notebook(NotebookWorkspace):
         return cls(await NotebookSession.go_on(live, record))
 
     @staticmethod
-    def live() -> list[LiveNotebook]:
+    def live() -> builtins.list[LiveNotebook]:
         """This user's notebooks whose sandboxes exist, the oldest first. Blocks for a moment."""
         return live_notebooks()
 
@@ -169,27 +170,31 @@ class Notebook(NotebookWorkspace):
         some seconds killed, with its kernel), or killed at once, or left running (``Result.job_id``
         finds it). ``input`` answers what the cell asks: texts, or a function of the prompt; without
         it, asking is an error in the cell. A cell whose caller is cancelled is interrupted.
-        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history. With
-        ``files`` the result has what changed in the workspace from this call on.
+        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history; with
+        ``files``, the result tells what has changed in the workspace from this call on.
         """
         if files:
             await self._changes()
-        job = await self.start(
-            code,
-            cell_id=cell_id,
-            silent=silent,
-            store=store,
-            allow_input=input is not None,
+        result = await self._run_to_end(
+            code, timeout, on_timeout, input, silent=silent, store=store, cell_id=cell_id
         )
-        result = await self._until_over(job, input, timeout, on_timeout)
         return replace(result, files=await self._changes()) if files else result
 
-    async def _until_over(
-        self, job: Job, given: Input | None, timeout: float | None, on_timeout: OnTimeout
+    async def _run(self, code: str, timeout: float | None) -> Result:
+        return await self.run(code, timeout=timeout)
+
+    async def _run_to_end(
+        self,
+        code: str,
+        timeout: float | None,
+        on_timeout: OnTimeout,
+        input: Input | None,  # noqa: A002
+        **options: Any,
     ) -> Result:
+        job = await self.start(code, allow_input=input is not None, **options)
         try:
-            if given is not None:
-                return await self._answer_until(job, given, timeout, on_timeout)
+            if input is not None:
+                return await self._answer_until(job, input, timeout, on_timeout)
             return await job.wait(timeout)
         except SandboxTimeout:
             return await self._late(job, timeout or 0.0, on_timeout)
@@ -279,10 +284,10 @@ class Notebook(NotebookWorkspace):
         """End the kernel and its sandbox, after its files were saved if it has a saved workspace.
         Idempotent."""
         if self._closing is None:
-            self._closing = self._loop.create_task(self._close(save))
+            self._closing = self._loop.create_task(self._close(save=save))
         await asyncio.shield(self._closing)
 
-    async def _close(self, save: bool) -> None:
+    async def _close(self, *, save: bool) -> None:
         try:
             await self._stop_watching()
         finally:
