@@ -35,6 +35,8 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.notebooks = 1
+        """How many live on it: forks share it."""
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="sandbox-kernel-notebook", daemon=True
         )
@@ -50,8 +52,9 @@ class _LoopThread:
             raise
 
     def end(self) -> None:
-        """Idempotent."""
-        if self.loop.is_closed():
+        """One of its notebooks has ended."""
+        self.notebooks -= 1
+        if self.notebooks:
             return
         self.call(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -125,6 +128,7 @@ class BlockingNotebook:
     def __init__(self, notebook: Notebook, thread: _LoopThread) -> None:
         self._notebook = notebook
         self._thread = thread
+        self._ended = False
 
     @classmethod
     def open(
@@ -278,20 +282,29 @@ class BlockingNotebook:
     def checkpoint(self, name: str) -> None:
         self._thread.call(self._notebook.checkpoint(name))
 
+    def fork(self) -> BlockingNotebook:
+        copy = self._thread.call(self._notebook.fork())
+        self._thread.notebooks += 1
+        return BlockingNotebook(copy, self._thread)
+
     def save(self) -> None:
         self._thread.call(self._notebook.save())
 
     def detach(self) -> None:
         self._thread.call(self._notebook.detach())
-        self._thread.end()
+        self._end()
 
     def close(self, *, save: bool = True) -> None:
         """Idempotent."""
-        if not self._thread.loop.is_closed():
+        if not self._ended:
             try:
                 self._thread.call(self._notebook.close(save=save))
             finally:
-                self._thread.end()
+                self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._thread.end()
 
     def __enter__(self) -> BlockingNotebook:
         return self

@@ -265,6 +265,13 @@ class Notebook(NotebookTools):
         are cancelled."""
         await self._checked().restart()
 
+    async def fork(self) -> Notebook:
+        """A second notebook that goes on from this one's variables and files, in a sandbox of its
+        own; nothing is shared from then on. It is recorded nowhere, and knows none of the jobs: one
+        that runs goes on in both. Unsupported where the backend cannot."""
+        kernel = await self._checked().kernel.fork()
+        return Notebook(await NotebookSession.begin_with(kernel, None))
+
     async def save(self) -> None:
         """Write the recorded notebook now; without it, that happens within about a second."""
         record = self._checked().record

@@ -11,7 +11,6 @@ import builtins
 import logging
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sandbox_kernel.agents.changed_files import ChangedFiles
 from sandbox_kernel.agents.files import (
@@ -35,9 +34,6 @@ from sandbox_kernel.spec import check_name
 from sandbox_kernel.tunnel.background import aside, run
 from sandbox_kernel.workspace import hydrate, persist
 from sandbox_kernel.workspace.reports import Quota
-
-if TYPE_CHECKING:
-    from sandbox_kernel.agents.notebook import Notebook
 
 log = logging.getLogger("sandbox_kernel")
 
@@ -215,9 +211,3 @@ class NotebookTools:
         """Keep the sandbox's present state under a name, with the memory of its processes where
         the backend can. Unsupported, or SandboxExists if the name is taken."""
         await run(self._checked().kernel.sandboxed.handle.snapshot(name))
-
-    async def fork(self) -> Notebook:
-        """A second notebook that goes on from this one's variables and files, in a sandbox of its
-        own; nothing is shared from then on. It is recorded nowhere, and knows no jobs. Unsupported
-        where the backend cannot."""
-        raise NotImplementedError
