@@ -55,8 +55,7 @@ def typed(text: str) -> Any:
 
 
 def parameters_cell(parameters: Mapping[str, Any], language: str, kernel: str) -> str:
-    """The source of the cell that sets them. SpecError names what cannot be said in the language.
-    """
+    """The source of the cell that sets them. SpecError if that cannot be said in the language."""
     if language.lower() in ("python", "python3", "ipython"):
         return python_cell(parameters)
     try:
@@ -104,7 +103,9 @@ def _python(value: Any, depth: int = 0) -> str:
     return repr(str(value))  # a date in YAML, for example
 
 
-def inject(content: dict[str, Any], parameters: Mapping[str, Any], source: str, cell_id: str) -> None:
+def inject(
+    content: dict[str, Any], parameters: Mapping[str, Any], source: str, cell_id: str
+) -> None:
     """Put the cell into a notebook: in place of an earlier one, else below the cell with the tag
     ``parameters``, else at the top. As papermill does, the values are in the metadata, too."""
     cell = {

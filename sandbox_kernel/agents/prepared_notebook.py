@@ -66,9 +66,7 @@ class PreparedNotebook:
     """What the user should know."""
 
 
-def prepare(
-    path: Path, parameters: Mapping[str, Any], *, language: str = ""
-) -> PreparedNotebook:
+def prepare(path: Path, parameters: Mapping[str, Any], *, language: str = "") -> PreparedNotebook:
     """Read a notebook and make it ready. ``language``: of the kernel it will run with, if that is
     known. Blocks. SpecError says what is wrong with the file or the parameters."""
     content = read_notebook(path)
@@ -100,8 +98,9 @@ def prepare(
 
 def read_notebook(path: Path) -> dict[str, Any]:
     """A notebook in format 4.5, its outputs left out. SpecError."""
+    data = _bytes_of(path)
     try:
-        content = json.loads(_bytes_of(path))
+        content = json.loads(data)
     except (ValueError, RecursionError):
         raise SpecError(f"{path} is no notebook: it is not JSON.") from None
     if not isinstance(content, dict) or not isinstance(content.get("nbformat"), int):

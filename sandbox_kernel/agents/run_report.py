@@ -32,7 +32,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class FailedCell:
-    """The cell at which a run ended, or that failed."""
+    """The cell at which a run ended, or one that failed before."""
 
     number: int
     """Of the cells that run, from 1."""

@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_timeout(self, default: float | None = None) -> None:
         about = "end it after this long" + (f" (default: {default:g})" if default else "")
         unit = "SECONDS"
-        self.add_argument("--timeout", type=_seconds, default=default, metavar=unit, help=about)
+        self.add_argument("--timeout", type=seconds, default=default, metavar=unit, help=about)
 
     def add_quota(self) -> None:
         """How much a command may copy; ``quota_of`` reads it."""
@@ -98,7 +98,7 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(reads_settings=True, has_former_volume=True)
         self.add_settings(of=SandboxSpec)
         files = SETTINGS["files"]
-        about = "show this folder as /workspace: none, mount-ro, mount"
+        about = "show this folder as /workspace: none, mount-ro, mount; for notebooks also copy"
         self.add_argument(files.option, dest=_SETTING + files.name, metavar="HOW", help=about)
         self.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
 
@@ -157,14 +157,14 @@ def positive(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e9:
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e9:
         raise ValueError
-    return seconds
+    return number
 
 
-_seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
+seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
