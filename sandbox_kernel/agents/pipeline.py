@@ -17,8 +17,8 @@ async def run_notebooks(
     jobs: int = 1,
     tell: Tell = lambda step: None,
 ) -> list[RunReport]:
-    """Run each notebook (first) and write it (second), at most ``jobs`` at once. They begin, and the
-    reports are, in the order given. One that fails does not stop the others. If it is cancelled,
+    """Run each notebook (first) and write it (second), at most ``jobs`` at once. Reports are in the
+    order given. One that fails does not stop the others. If it is cancelled,
     it ends when every run has cleaned up."""
     places = asyncio.Semaphore(jobs)
 

@@ -11,7 +11,7 @@ from typing import Any
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.options import CommandParser, given_settings, positive, seconds
 from sandbox_kernel.errors import SpecError
-from sandbox_kernel.spec import NOTEBOOK
+from sandbox_kernel.spec import NOTEBOOK, SETTINGS
 
 _RUN = ".run" + NOTEBOOK
 """How the output's name ends if --output does not say."""
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         deadline=arguments.deadline,
         kernel=arguments.kernel,
         backend=arguments.backend,
-        settings=given_settings(arguments),
+        settings=_settings(arguments),
     )
     progress = progress_for(len(runs), as_json=arguments.json)
     work = run_notebooks(runs, options, jobs=arguments.jobs or 1, tell=progress.tell)
@@ -84,6 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
         return exit_code(foreground.run(progress.during(work)))
     finally:
         tell_failures(progress.reports)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line gives. They win over the environment, here as elsewhere."""
+    given = given_settings(arguments)
+    for name in (*given, *(["backend"] if arguments.backend else [])):
+        os.environ.pop(SETTINGS[name].variable, None)
+    return given
 
 
 def _with_outputs(notebooks: Sequence[Path], output: str | None) -> list[tuple[Path, Path]]:
