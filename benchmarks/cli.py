@@ -223,8 +223,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=("compare", "scale", "programs", "workspace", "egress"),
         default="compare",
         help="compare (the default): all rows; scale: many kernels at work at once; "
-        "programs: papermill, a hundred cells in all, and notebooks in a server; workspace: saving and restoring files; "
-        "egress: ways out of a sandbox",
+        "programs: papermill, a hundred cells in all, and notebooks in a server; "
+        "workspace: saving and restoring files; egress: ways out of a sandbox",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"

@@ -74,8 +74,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         own, command = own[:bare], [*own[bare:], *(["--", *command] if command else [])]
     arguments, unknown = parser.parse_known_args(own)
     arguments.notebooks = []
-    if notebooks and not any(word.startswith("-") for word in unknown):
-        arguments.notebooks, unknown = unknown, []
+    if notebooks:
+        arguments.notebooks = [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         arguments.parser.refuse(unknown)
     arguments.command = command

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line gives. They win over the environment, here as elsewhere."""
+    """The settings that the command line gives. They win over the environment, as elsewhere."""
     given = given_settings(arguments)
     for name in (*given, *(["backend"] if arguments.backend else [])):
         os.environ.pop(SETTINGS[name].variable, None)
