@@ -106,6 +106,10 @@ class WorkspaceNotFound(WorkspaceError):
     """No workspace or save has that name."""
 
 
+class FileMissing(WorkspaceError, FileNotFoundError):
+    """A file or folder is not there in the sandbox."""
+
+
 class WorkspaceExists(WorkspaceError):
     """A workspace of that name exists already."""
 
