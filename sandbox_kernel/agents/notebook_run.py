@@ -15,6 +15,7 @@ from typing import Any
 
 from sandbox_kernel.agents.notebook import Notebook
 from sandbox_kernel.agents.prepared_notebook import PlannedCell, PreparedNotebook, prepare
+from sandbox_kernel.agents.recorded import RecordedNotebook
 from sandbox_kernel.agents.result import Result
 from sandbox_kernel.agents.run_kernel import check_language, language_of
 from sandbox_kernel.agents.run_report import Ending, FailedCell, RunEvent, RunReport
@@ -111,6 +112,11 @@ class _Run:
         )
         if not options.kernel:
             check_language(prepared)
+        # An output that cannot be written is known before anything runs.
+        record = await asyncio.to_thread(
+            RecordedNotebook.open, self._output, content=prepared.content
+        )
+        await record.write(lasting=False)
         self._prepared = prepared
         for notice in prepared.notices:
             self._tell(self._event("notice", message=notice))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from sandbox_kernel.cli.parser import parse
 from sandbox_kernel.sandboxes.local import bubblewrap
 from tests.agents.notebooks import printed, valid_notebook, write_notebook
-from tests.helpers.waiting import wait_until
 
 from .running import Cli, at_terminal
 
@@ -156,17 +154,19 @@ def test_several_into_a_folder(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(cli: Cli, tmp_path: Path, signum: int) -> None:
     """What has run is written, the sandbox is gone, and the exit code names the signal."""
-    source = "print('begun', flush=True)\nimport time; time.sleep(600)"
-    path = write_notebook(tmp_path / "in.ipynb", source)
+    path = write_notebook(tmp_path / "in.ipynb", "print('before')", "import time; time.sleep(600)")
     output = tmp_path / "out.ipynb"
-    running = cli.start("run", str(path), "-o", str(output), *LIMIT)
-    wait_until(lambda: output.exists() and "begun" in output.read_text(), "the cell", limit=60)
-    begin = time.monotonic()
+    running = cli.start("run", "--json", str(path), "-o", str(output), *LIMIT)
+    assert running.stdout is not None
+    assert any(
+        '"event": "cell", "notebook"' in line and '"cell": 2' in line
+        for line in map(bytes.decode, running.stdout)
+    )
     running.send_signal(signum)
-    assert running.wait(60) == 128 + signum
-    assert time.monotonic() - begin < 60
-    running.communicate()
-    assert printed(valid_notebook(output).cells[0]) == "begun\n"
+    last = running.communicate(timeout=60)[0].splitlines()[-1]
+    assert running.returncode == 128 + signum
+    assert json.loads(last)["outcome"] == "interrupted"
+    assert printed(valid_notebook(output).cells[0]) == "before\n"
     assert cli.names() == []
 
 
