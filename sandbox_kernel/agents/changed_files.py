@@ -96,9 +96,9 @@ class ChangedFiles:
     def _checked(self, line: bytes) -> list[ChangedFile]:
         try:
             answer: Any = json.loads(line)
-            self.more, self.unseen = int(answer["more"]), answer["unseen"] is True
+            self.more, self.unseen = max(0, int(answer["more"])), answer["unseen"] is True
             return [_change(*change) for change in answer["changes"][: watch_files.MOST_CHANGES]]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
             raise self._refused("no answer that can be read") from None
 
     def _refused(self, what: str) -> WorkspaceRefused:

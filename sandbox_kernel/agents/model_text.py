@@ -68,8 +68,8 @@ def shortened(text: str, limit: int, reading: Reading = Reading()) -> str:
     begin = begin[: cut + 1] if cut >= 0 else begin + "\n"
     cut = end.find("\n", 0, tail // 4)
     end = end[cut:] if cut >= 0 else "\n" + end
-    left_out = text[len(begin.rstrip("\n")) : len(text) - len(end.lstrip("\n"))]
-    return begin + _note(len(left_out), left_out.count("\n"), reading) + end
+    left_out = text[len(begin.rstrip("\n")) : len(text) - len(end.lstrip("\n"))].strip("\n")
+    return begin + _note(len(left_out), left_out.count("\n") + 1, reading) + end
 
 
 def _note(characters: int, lines: int, reading: Reading) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sandbox_kernel.agents.images import Image, images_in
-from sandbox_kernel.agents.model_text import Reading, error_text, join_parts, outputs_text
+from sandbox_kernel.agents.model_text import (
+    Reading,
+    error_text,
+    join_parts,
+    outputs_text,
+    shortened,
+)
+from sandbox_kernel.agents.terminal_text import plain
 from sandbox_kernel.errors import CellFailed, CellTimeout
 
 __all__ = ["CellError", "ChangedFile", "Image", "OutputPage", "Result", "Status"]
@@ -86,7 +93,7 @@ class Result:
     """What the cell changed in the workspace, where that was asked for."""
     job_id: str = ""
     why: str = ""
-    """Why the cell did not end by itself (timeout, cancelled, died, lost), in words."""
+    """Why the cell did not end by itself, or did not work, and what to do, where that is known."""
     sandbox: str = ""
 
     @property
@@ -101,11 +108,12 @@ class Result:
     def text_for(self, limit: int) -> str:
         """Outputs, then how the cell ended if not well, then changed files. At most ``limit``
         characters: the middle of what is longer is left out, with a note how to read it."""
-        endings = [self._status_line(), self.error_text(limit // 2), self._files_line(limit // 4)]
+        endings = [self.error_text(limit // 2), self._status_line(), self._files_line(limit // 4)]
         ending = join_parts(endings)
         outputs = [each for each in self.outputs if not self._is_error(each)]
         reading = Reading(self.job_id)
-        return join_parts([outputs_text(outputs, max(0, limit - len(ending) - 1), reading), ending])
+        shown = outputs_text(outputs, max(0, limit - len(ending) - 1), reading)
+        return shortened(join_parts([shown, ending]), limit, reading)
 
     def error_text(self, limit: int = TEXT_LIMIT) -> str:
         """The error with the frames of its traceback that matter; empty if there is none."""
@@ -130,10 +138,8 @@ class Result:
         return self.error is not None and output.get("output_type") == "error"
 
     def _status_line(self) -> str:
-        line = _STATUS_LINES.get(self.status, "")
-        if line and self.why:
-            return f"[{line}: {self.why}]"
-        return f"[{line}]" if line else ""
+        words = [each for each in (_STATUS_LINES.get(self.status, ""), plain(self.why)) if each]
+        return f"[{': '.join(words)}]" if words else ""
 
     def _files_line(self, limit: int) -> str:
         return files_text(self.files, limit)

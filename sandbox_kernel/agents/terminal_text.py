@@ -27,8 +27,9 @@ _ERASE_LINE, _ERASE_REST = "\x01", "\x02"
 def terminal_text(text: str) -> str:
     """The text as it is seen at last; of a very long one, the middle is left out."""
     text = ends_of(text, MOST_TEXT)
+    for mark in (_ERASE_LINE, _ERASE_REST):
+        text = text.replace(mark, plain(mark))
     if "\x1b" in text:
-        text = text.replace(_ERASE_LINE, "").replace(_ERASE_REST, "")
         text = _SEQUENCE.sub(_kept, text)
         rows = _rows(text) if "\x1b" in text else text.split("\n")
     else:

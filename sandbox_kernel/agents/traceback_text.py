@@ -15,7 +15,10 @@ _MOST_FRAMES = 12
 _LONGEST_LINE = 300
 _FRAME = re.compile(r"(?:Cell In\s?\[|Input In |File )[^\n]*")
 _PLACE = re.compile(r"File (.{1,1000}?):([0-9]{1,9})(?:, in (.{0,200}))?$")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/(?:python|pypy)[0-9.]*/|^<frozen ")
+_LIBRARY = re.compile(
+    r"(?:/lib(?:64)?/(?:python|pypy)[0-9.]{0,9})?/(?:site|dist)-packages/"
+    r"|/lib(?:64)?/(?:python|pypy)[0-9.]{0,9}/|^<frozen "
+)
 _HEADER = re.compile(r"-{20,}|[\w.]{1,200} {5,}Traceback \(most recent call last\)")
 
 
