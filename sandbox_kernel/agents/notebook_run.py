@@ -15,7 +15,6 @@ from typing import Any
 
 from sandbox_kernel.agents.notebook import Notebook
 from sandbox_kernel.agents.prepared_notebook import PlannedCell, PreparedNotebook, prepare
-from sandbox_kernel.agents.recorded import RecordedNotebook
 from sandbox_kernel.agents.result import Result
 from sandbox_kernel.agents.run_kernel import check_language, language_of
 from sandbox_kernel.agents.run_report import Ending, FailedCell, RunEvent, RunReport
@@ -70,6 +69,7 @@ class _Run:
         self._path, self._output = path, output
         self._options, self._tell = options, tell
         self._began = time.monotonic()
+        self._before = self._version()
         self._prepared: PreparedNotebook | None = None
         self._sandbox = ""
         self._cell: PlannedCell | None = None
@@ -112,11 +112,6 @@ class _Run:
         )
         if not options.kernel:
             check_language(prepared)
-        # An output that cannot be written is known before anything runs.
-        record = await asyncio.to_thread(
-            RecordedNotebook.open, self._output, content=prepared.content
-        )
-        await record.write(lasting=False)
         self._prepared = prepared
         for notice in prepared.notices:
             self._tell(self._event("notice", message=notice))
@@ -185,6 +180,14 @@ class _Run:
         cells = len(self._prepared.cells) if self._prepared else 0
         return RunEvent(kind, self._path, cells, cell, details)
 
+    def _version(self) -> tuple[int, int] | None:
+        """Of the output: another one when it was written."""
+        try:
+            found = self._output.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def _end(self, ending: Ending, message: str) -> RunReport:
         cell = self._cell
         if cell is not None and not any(one.number == cell.number for one in self._failed):
@@ -199,7 +202,7 @@ class _Run:
             seconds=time.monotonic() - self._began,
             sandbox=self._sandbox,
             failed=tuple(self._failed),
-            written=self._prepared is not None,
+            written=self._version() not in (None, self._before),
         )
         self._tell(report)
         return report

@@ -107,7 +107,7 @@ def test_exit_codes(
     ran = cli("run", str(path), "--output", str(tmp_path / "out.ipynb"), *LIMIT, *options)
     assert (ran.returncode, ran.stdout) == (code, "")
     assert words in ran.stderr
-    assert "Traceback (most recent call last):\n  File" not in ran.stderr
+    assert "jupyter_client" not in ran.stderr, "the traceback of a log"
     if code >= 3:
         assert f"As far as it ran, it is in {tmp_path}/out.ipynb." in ran.stderr
         assert printed(valid_notebook(tmp_path / "out.ipynb").cells[0]) == "before\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.options import CommandParser, given_settings, positive, seconds
-from sandbox_kernel.errors import SpecError
+from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.spec import NOTEBOOK, SETTINGS
 
 _RUN = ".run" + NOTEBOOK
@@ -78,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         settings=_settings(arguments),
     )
+    if not arguments.debug:
+        logging.getLogger("traitlets").addFilter(_is_news)
     progress = progress_for(len(runs), as_json=arguments.json)
     work = run_notebooks(runs, options, jobs=arguments.jobs or 1, tell=progress.tell)
     try:
@@ -92,6 +95,11 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in (*given, *(["backend"] if arguments.backend else [])):
         os.environ.pop(SETTINGS[name].variable, None)
     return given
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for our own errors: jupyter_client logs them with a traceback, and raises them."""
+    return not (record.exc_info and isinstance(record.exc_info[1], SandboxError))
 
 
 def _with_outputs(notebooks: Sequence[Path], output: str | None) -> list[tuple[Path, Path]]:
