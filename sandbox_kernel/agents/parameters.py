@@ -108,7 +108,7 @@ def inject(
 ) -> None:
     """Put the cell into a notebook: in place of an earlier one, else below the cell with the tag
     ``parameters``, else at the top. As papermill does, the values are in the metadata, too."""
-    cell = {
+    cell: dict[str, Any] = {
         "cell_type": "code",
         "execution_count": None,
         "id": cell_id,
