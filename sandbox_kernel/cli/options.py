@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandbox_kernel.cli.formatting import note
@@ -182,6 +183,18 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         values.setdefault("volume", values.pop(FORMER_VOLUME))
     return values
+
+
+@contextlib.contextmanager
+def winning(settings: Iterable[str]) -> Iterator[None]:
+    """Meanwhile, the environment says nothing about these settings, which would win over what
+    kernels of this process are given."""
+    variables = [SETTINGS[name].variable for name in settings]
+    hidden = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def configured(

@@ -119,21 +119,21 @@ async def test_errors_that_are_wanted_and_cells_that_are_not(tmp_path: Path) -> 
 
 async def test_a_cell_that_takes_too_long(tmp_path: Path) -> None:
     source = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
-    report = await ran(tmp_path, source, "2", cell_timeout=2)
+    report = await ran(tmp_path, source, "2", cell_timeout=5)
     assert (report.ending, report.ending.exit_code) == (Ending.TIMED_OUT, 4)
-    assert "cell 1 of 2, did not end within 2 s (--timeout" in report.message
+    assert "cell 1 of 2, did not end within 5 s (--timeout" in report.message
     assert printed(valid_notebook(report.output).cells[0]) == "begun\n"
 
 
 async def test_a_run_that_takes_too_long(tmp_path: Path) -> None:
     """The deadline is for all notebooks: what has not begun is not begun."""
-    slow = write_notebook(tmp_path / "slow.ipynb", "print(1, flush=True)", "while True: pass")
+    slow = write_notebook(tmp_path / "slow.ipynb", "while True: pass")
     late = write_notebook(tmp_path / "late.ipynb", "1")
     runs = [(slow, tmp_path / "a.ipynb"), (late, tmp_path / "b.ipynb")]
     first, second = await run_notebooks(runs, RunOptions(deadline=8, settings=SMALL))
     assert (first.ending, second.ending) == (Ending.TIMED_OUT, Ending.TIMED_OUT)
-    assert "cell 2 of 2, had not ended when the time for all was over (8 s" in first.message
-    assert printed(valid_notebook(first.output).cells[0]) == "1\n"
+    assert " had not ended when the time for all was over (8 s" in first.message
+    assert valid_notebook(first.output).cells[0].source == "while True: pass"
     assert (second.sandbox, second.written) == ("", False)
 
 

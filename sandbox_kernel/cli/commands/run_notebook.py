@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.cli import foreground
-from sandbox_kernel.cli.options import CommandParser, given_settings, positive, seconds
+from sandbox_kernel.cli.options import CommandParser, given_settings, positive, seconds, winning
 from sandbox_kernel.errors import SandboxError, SpecError
-from sandbox_kernel.spec import NOTEBOOK, SETTINGS
+from sandbox_kernel.spec import NOTEBOOK
 
 _RUN = ".run" + NOTEBOOK
 """How the output's name ends if --output does not say."""
@@ -77,24 +77,18 @@ def run(arguments: argparse.Namespace) -> int:
         deadline=arguments.deadline,
         kernel=arguments.kernel,
         backend=arguments.backend,
-        settings=_settings(arguments),
+        settings=given_settings(arguments),
     )
     if not arguments.debug:
         logging.getLogger("traitlets").addFilter(_is_news)
     progress = progress_for(len(runs), as_json=arguments.json)
     work = run_notebooks(runs, options, jobs=arguments.jobs or 1, tell=progress.tell)
+    given = [*options.settings, *(["backend"] if options.backend else [])]
     try:
-        return exit_code(foreground.run(progress.during(work)))
+        with winning(given):
+            return exit_code(foreground.run(progress.during(work)))
     finally:
         tell_failures(progress.reports)
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line gives. They win over the environment, as elsewhere."""
-    given = given_settings(arguments)
-    for name in (*given, *(["backend"] if arguments.backend else [])):
-        os.environ.pop(SETTINGS[name].variable, None)
-    return given
 
 
 def _is_news(record: logging.LogRecord) -> bool:
