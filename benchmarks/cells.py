@@ -59,7 +59,7 @@ def _python(program: str, *arguments: str) -> list[str]:
 
 
 def _run(path: Path) -> list[str]:
-    return [sys.executable, "-m", "sandbox_kernel", "run", str(path), "-o", f"{path}.out"]
+    return [sys.executable, "-m", "sandbox_kernel", "run", str(path)]
 
 
 def _api(path: Path) -> list[str]:

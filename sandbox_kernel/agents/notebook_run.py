@@ -19,6 +19,7 @@ from sandbox_kernel.agents.result import Result
 from sandbox_kernel.agents.run_kernel import check_language, language_of
 from sandbox_kernel.agents.run_report import Ending, FailedCell, RunEvent, RunReport
 from sandbox_kernel.errors import SandboxError, SpecError, SpecRefused
+from sandbox_kernel.kernel_death import advice
 from sandbox_kernel.untrusted_text import printable
 
 Tell = Callable[[RunEvent | RunReport], None]
@@ -165,9 +166,10 @@ class _Run:
                 f"Give the value as a parameter (-p NAME VALUE)."
             )
         elif result.status in ("died", "lost"):
-            words = f"The kernel died in {where}: {error[:_MOST_ERROR]}"
+            cause = error[:_MOST_ERROR].rstrip(".")
+            words = f"{where} ended with its kernel: {cause}. {advice(cause)}".rstrip()
         else:
-            words = f"{where} failed: {error[:_MOST_ERROR]}"
+            words = f"{where} failed: {error[:_MOST_ERROR].rstrip('.')}."
         self._ended = _ENDINGS[result.status], words
 
     def _where(self, cell: PlannedCell | None = None) -> str:

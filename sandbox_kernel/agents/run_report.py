@@ -23,9 +23,10 @@ class Ending(enum.Enum):
     TIMED_OUT = ("timed out", 4)
     """A cell, or the whole run."""
     KERNEL_DIED = ("kernel died", 5)
-    INTERRUPTED = ("interrupted", 130)
+    INTERRUPTED = ("interrupted", None)
+    """By a signal, which decides the code of the process."""
 
-    def __init__(self, words: str, exit_code: int) -> None:
+    def __init__(self, words: str, exit_code: int | None) -> None:
         self.words = words
         self.exit_code = exit_code
 

@@ -92,7 +92,7 @@ async def test_a_cell_that_fails(tmp_path: Path) -> None:
     """The run ends there, with the cell, its error and traceback; what ran before is written."""
     report = await ran(tmp_path, "print('before')", "def f():\n    return 1 / 0\nf()", "print(3)")
     assert (report.ending, report.ending.exit_code, report.done) == (Ending.CELL_FAILED, 3, 1)
-    message = "in.ipynb, cell 2 of 3, failed: ZeroDivisionError: division by zero"
+    message = "in.ipynb, cell 2 of 3, failed: ZeroDivisionError: division by zero."
     assert report.message == message
     (failed,) = report.failed
     assert failed.number == 2
@@ -146,7 +146,7 @@ async def test_a_kernel_that_dies(tmp_path: Path, death: str, words: str) -> Non
     source = f"import os, sys\nprint('last words', flush=True)\n{death}"
     report = await ran(tmp_path, "1", source, "3")
     assert (report.ending, report.ending.exit_code) == (Ending.KERNEL_DIED, 5)
-    assert "The kernel died in in.ipynb, cell 2 of 3" in report.message
+    assert "in.ipynb, cell 2 of 3, ended with its kernel" in report.message
     assert words in report.message
     assert "last words" in printed(valid_notebook(report.output).cells[1])
 
@@ -161,6 +161,7 @@ async def test_a_cell_that_fills_the_memory(tmp_path: Path) -> None:
     assert report.ending is Ending.KERNEL_DIED
     assert "memory" in report.message
     assert "256" in report.message
+    assert "memory_mib" in report.message
     valid_notebook(report.output)
 
 

@@ -105,6 +105,11 @@ def _with_outputs(notebooks: Sequence[Path], output: str | None) -> list[tuple[P
     if output is None:
         return [(path, path.with_suffix(_RUN)) for path in notebooks]
     if len(notebooks) == 1 and not output.endswith(os.sep) and not os.path.isdir(output):
+        if not output.endswith(NOTEBOOK):
+            raise SpecError(
+                f"--output {output!r} is neither a notebook ({NOTEBOOK}) nor a folder that exists; "
+                f"for a new folder, end it with {os.sep!r}."
+            )
         return [(notebooks[0], Path(output))]
     folder = Path(output)
     names = [path.name for path in notebooks]
