@@ -65,6 +65,7 @@ def test_a_pipeline(tmp_path: Path) -> None:
     assert len(valid_notebook(tmp_path / "pipeline.ipynb").cells) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path: Path) -> None:
     """Each run has its parameter, and a notebook of its own."""
     lines = run(str(EXAMPLES / "sweep.py"), cwd=tmp_path).splitlines()
@@ -104,6 +105,7 @@ def test_notebooks_run(path: Path, tmp_path: Path) -> None:
         assert "No connection:" in texts["network"]
 
 
+@pytest.mark.slow
 def test_a_history_goes_on(tmp_path: Path) -> None:
     """The second run of the notebook finds what the first one wrote, as it promises."""
     notebook = str(ROOT / "notebooks" / "workspace-history.ipynb")

@@ -94,7 +94,10 @@ def test_a_notebook_that_passes(cli: Cli, tmp_path: Path) -> None:
         (3, "def f(x):\n    return 1 / x\nf(0)", [], "failed: ZeroDivisionError"),
         (3, "input()", [], "asks for input"),
         (4, "print('out', flush=True)\nwhile True: pass", ["--timeout", "5"], "within 5 s"),
-        (4, "while True: pass", ["--deadline", "30"], "the time for all was over"),
+        pytest.param(
+            *(4, "while True: pass", ["--deadline", "30"], "the time for all was over"),
+            marks=pytest.mark.slow,
+        ),
         (5, "import os; os._exit(7)", [], "cell 2 of 2, ended with its kernel: exit code 7"),
         (1, "3", ["--image", "python:3.12"], "image"),
         (2, "3", ["--backend", "locl"], "Did you mean 'local'?"),

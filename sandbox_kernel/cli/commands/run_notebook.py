@@ -24,8 +24,8 @@ def add_options(parser: CommandParser) -> None:
     several: dict[str, Any] = {"action": "append", "default": []}
     pair: dict[str, Any] = {**several, "nargs": 2, "metavar": ("NAME", "VALUE")}
     added = [
-        group.add_argument("-p", "--parameter", **pair, help="a parameter, as papermill reads it"),
-        group.add_argument("-r", "--parameter-raw", **pair, help="a parameter that is text"),
+        group.add_argument("-p", "--parameters", **pair, help="a parameter, as papermill reads it"),
+        group.add_argument("-r", "--parameters-raw", **pair, help="a parameter that is text"),
         group.add_argument("-y", "--parameters-yaml", **several, metavar="YAML", help="several"),
         group.add_argument(
             *("-f", "--parameters-file"), **several, metavar="FILE", help="as YAML or JSON"
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         parameters=read_parameters(
             files=arguments.parameters_file,
             yaml=arguments.parameters_yaml,
-            pairs=arguments.parameter,
-            raw=arguments.parameter_raw,
+            pairs=arguments.parameters,
+            raw=arguments.parameters_raw,
         ),
         cell_timeout=arguments.timeout,
         deadline=arguments.deadline,
