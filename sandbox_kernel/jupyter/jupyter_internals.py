@@ -52,6 +52,22 @@ def use_kernelspec(manager: Any, kernelspec: Mapping[str, Any]) -> None:
     manager._kernel_spec = KernelSpec(resource_dir="", **kernelspec)
 
 
+def never_shut_down(manager: Any) -> None:
+    """Let a manager's shutdown only let go of its kernel, which is another process's."""
+
+    async def let_go(*args: Any, **kwargs: Any) -> None:
+        manager.stop_restarter()
+        manager._close_control_socket()
+        manager.cleanup_connection_file()
+
+    manager.shutdown_kernel = let_go
+
+
+def shut_down_again(manager: Any) -> None:
+    """Undo ``never_shut_down``."""
+    del manager.shutdown_kernel
+
+
 def wants_encryption(manager: Any, requested: Any) -> bool:
     """Whether the manager's policy asks for CurveZMQ keys (since jupyter_client 8.10)."""
     policy_of = getattr(manager, "_transport_encryption_policy", None)
@@ -114,8 +130,8 @@ START_ERRORS = Feature(
     "JupyterLab shows the errors of a kernel's start in long lines.",
 )
 LIVE_NOTEBOOKS = Feature(
-    {"kernel_manager.start_kernel": 0},
-    "A notebook that sandbox_kernel.Notebook has left gets a new kernel, not its live one.",
+    {"kernel_manager.start_kernel": 0, "kernel_manager.restart_kernel": 1},
+    "A notebook of sandbox_kernel.Notebook gets a new kernel, not its live one.",
 )
 ONLY_SANDBOXES = Feature(
     {"provisioner_factory.create_provisioner_instance": 3},

@@ -120,8 +120,13 @@ class Adopter:
     async def adopt_notebook(self, live: LiveNotebook) -> None:
         """Take over the kernel of a notebook that ``sandbox_kernel.Notebook`` has left. It keeps
         its settings, whatever the kernelspec of its name says here."""
+        async with asyncio.timeout(self.timeout):
+            await self._adopt(self.saved_of(live), live.kernelspec)
+
+    def saved_of(self, live: LiveNotebook) -> SavedKernel:
+        """What the next server would find of such a kernel if it were this server's."""
         known = self.kernels.manager.kernel_spec_manager.find_kernel_specs()
-        saved = SavedKernel(
+        return SavedKernel(
             kernel_id=live.kernel_id,
             kernel_name=live.kernel_name if live.kernel_name in known else PROVISIONER,
             server=self.server,
@@ -129,8 +134,6 @@ class Adopter:
             provisioner=live.provisioner,
             cwd=live.cwd,
         )
-        async with asyncio.timeout(self.timeout):
-            await self._adopt(saved, live.kernelspec)
 
     async def _adopt(self, saved: SavedKernel, kernelspec: Mapping[str, Any] | None = None) -> None:
         multi = self.kernels.manager
@@ -149,7 +152,7 @@ class Adopter:
         try:
             await run(kernel.record(self.kernels.record_limit))
             recording = await run(kernel.recorded(MAX_RECORDING))
-            await self._enter(manager, provisioner, saved)
+            await self.enter(manager, provisioner, saved)
         except BaseException:
             manager.stop_restarter()
             multi.remove_kernel(kernel_id)
@@ -164,9 +167,10 @@ class Adopter:
             row = {key: session[key] for key in ("session_id", "path", "name", "type")}
             await self.kernels.app.session_manager.save_session(**row, kernel_id=kernel_id)
 
-    async def _enter(
+    async def enter(
         self, manager: Any, provisioner: SandboxProvisioner, saved: SavedKernel
     ) -> None:
+        """Let the server have a kernel that runs already, under its id."""
         manager.provisioner = provisioner
         manager.load_connection_info(saved.provisioner["connection_info"])
         manager.write_connection_file()

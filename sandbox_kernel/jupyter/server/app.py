@@ -132,6 +132,7 @@ class SandboxServer(ExtensionApp):
         self._served: list[ServerKernels] = []
         """The kernels of this server, once it has any of its own."""
         self._running: _Running | None = None
+        self._live: LiveKernels | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -166,8 +167,8 @@ class SandboxServer(ExtensionApp):
         self._served.append(running.kernels)
         can_adopt = internals.has(ADOPTION)
         if can_adopt:
-            live = LiveKernels(self._adopter(running), running.used.add, self.log)
-            internals.wrap(LIVE_NOTEBOOKS, live.start)
+            self._live = live = LiveKernels(self._adopter(running), running.used, self.log)
+            internals.wrap(LIVE_NOTEBOOKS, live.start, live.shared.restart)
         internals.wrap(START_ERRORS, start_with_readable_errors)
         internals.wrap(ACTIVITY, running.used.watch)
         internals.wrap(SESSIONS, self._save_sessions, self._save_sessions)
@@ -272,6 +273,8 @@ class SandboxServer(ExtensionApp):
 
     async def _stop(self, running: _Running, policy: str) -> None:
         await running.warm.close()
+        if self._live is not None:
+            await self._live.shared.close()
         await running.saver.finish()
         shutdown = ServerShutdown(running.kernels, running.used)
         ending = list(running.kernels.saved)

@@ -1,31 +1,31 @@
 """Notebooks of ``sandbox_kernel.Notebook``, opened in a server: they have the same live kernel.
 
-A session for the path where such a notebook is recorded takes its kernel over, once the process
-that had it has ended or has let go of it. While that process uses it, the session is refused, with
-the process named: two owners of one sandbox there cannot be, and a second kernel would be another.
+A session for the path where such a notebook is recorded takes its kernel over, if the process that
+had it has ended or has let go of it. While that process uses it, the server shares it
+(``shared_kernels.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
-from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxGone, SandboxNotFound
+from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
 from sandbox_kernel.jupyter.kernel_workspace import notebook_in
 from sandbox_kernel.jupyter.server.adoption import Adopter
+from sandbox_kernel.jupyter.server.shared_kernels import SharedKernels
+from sandbox_kernel.jupyter.server.used_kernels import UsedKernels
 from sandbox_kernel.live_notebooks import LiveNotebook, notebook_at
 
 
 class LiveKernels:
-    """``taken`` hears the id of each kernel that was taken over."""
+    """Those of one server."""
 
-    def __init__(
-        self, adopter: Adopter, taken: Callable[[str], object], log: logging.Logger
-    ) -> None:
+    def __init__(self, adopter: Adopter, used: UsedKernels, log: logging.Logger) -> None:
         self._adopter = adopter
-        self._taken = taken
+        self.shared = SharedKernels(adopter, used.add, log)
+        self._used = used
         self._log = log
         self._taking = asyncio.Lock()
 
@@ -45,11 +45,9 @@ class LiveKernels:
             return True
         owner = await asyncio.to_thread(lambda: live.owner)
         if owner is not None:
-            raise SandboxExists(
-                f"No kernel was started: the notebook {live.path} is live in sandbox "
-                f"{live.sandbox}, and process {owner} uses it. It can be opened here, with the "
-                f"same kernel, when that process has closed or detached it, or has ended."
-            )
+            self._log.info("Kernel %s is shared with process %d", live.kernel_id, owner)
+            await self.shared.share(live)
+            return True
         try:
             await self._adopter.adopt_notebook(live)
         except (SandboxGone, SandboxNotFound) as error:
@@ -62,5 +60,5 @@ class LiveKernels:
                 f"not answer. Try again, or end it with `sandbox-kernel rm {live.sandbox}`."
             ) from None
         self._log.info("Took over kernel %s of %s", live.kernel_id, live.path)
-        self._taken(live.kernel_id)
+        self._used.add(live.kernel_id)
         return True
