@@ -77,8 +77,8 @@ class Notebook(NotebookTools):
         Cells are recorded in the file at ``path``, after those that it has, or in ``output``, which
         begins with them; without either, nowhere. With ``content``, a notebook of format 4.5, the
         file has that instead, before anything is started. ``kernel`` names one of our kernelspecs,
-        else it is ipykernel. ``settings`` are those of a kernelspec (docs/settings.md), and like
-        those of a kernelspec they give way to ``SANDBOX_KERNEL_*`` in the environment.
+        else it is ipykernel. ``settings`` are those of a kernelspec (docs/settings.md);
+        ``SANDBOX_KERNEL_*`` in the environment fills in what they leave open.
         """
         start = {"kernel": kernel, "backend": backend, "settings": settings}
         return Opening(partial(cls._open, path, output, content, start))
