@@ -5,6 +5,7 @@ One kernel is shared by most tests, in the order of this file: a VM takes long t
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -24,6 +25,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 pytest.importorskip("microsandbox")
 
+from sandbox_kernel import Notebook
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import audit_path
 from sandbox_kernel.errors import SandboxExists, SandboxGone, SessionRefused, SpecRefused
@@ -324,6 +326,35 @@ def test_live_fork(running: Running) -> None:
         copy.close()
     assert not machine.processes(child.handle._vm)  # type: ignore[attr-defined]
     assert printed(jupyter, "print(x)") == "[1, 2, 3, 'parent']"
+
+
+def test_a_notebook_is_forked(client: MicrosandboxClient, spec: dict[str, Any]) -> None:
+    """Through the API: a second notebook goes on from its variables, and both go on apart. A
+    checkpoint of it is a snapshot."""
+
+    async def run() -> None:
+        settings = {"backend": "microsandbox", "persist": False, "warm_spares": False, **spec}
+        async with Notebook.open(**settings) as notebook:
+            await notebook.run("x = [1]", timeout=LIMIT)
+            async with await notebook.fork() as copy:
+                assert copy.sandbox != notebook.sandbox
+                assert (await copy.run("x.append('copy'); x", timeout=LIMIT)).text == "[1, 'copy']"
+                assert (await notebook.run("x.append(2); x", timeout=LIMIT)).text == "[1, 2]"
+                assert {live.sandbox for live in Notebook.live()} == {
+                    copy.sandbox,
+                    notebook.sandbox,
+                }
+            name = f"kept-{secrets.token_hex(3)}"
+            await notebook.checkpoint(name)
+            try:
+                found = await background.run(client.snapshots())
+                assert name in {snapshot.name for snapshot in found}
+            finally:
+                await background.run(client.remove_snapshot(name))
+            assert (await notebook.run("len(x)", timeout=LIMIT)).text == "2"
+
+    asyncio.run(asyncio.wait_for(run(), 4 * LIMIT))
+    assert Notebook.live() == []
 
 
 ASK = """
