@@ -32,6 +32,20 @@ def discard_unsent_requests(manager: Any) -> None:
         control.linger = 0
 
 
+def adopt_kernel(
+    manager: Any,
+    provisioner: Any,
+    connection: Mapping[str, Any],
+    launch_arguments: Mapping[str, Any],
+) -> None:
+    """Let a new manager go on with a kernel that runs already, and that its provisioner has."""
+    manager.provisioner = provisioner
+    manager._launch_args = dict(launch_arguments)  # for restarts
+    manager._attempted_start = True
+    manager.load_connection_info(connection)
+    manager.write_connection_file()
+
+
 def wants_encryption(manager: Any, requested: Any) -> bool:
     """Whether the manager's policy asks for CurveZMQ keys (since jupyter_client 8.10)."""
     policy_of = getattr(manager, "_transport_encryption_policy", None)
