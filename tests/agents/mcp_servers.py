@@ -20,6 +20,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 
+from sandbox_kernel.errors import SandboxNotFound
+from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.coroutines import finish
 from tests.helpers.waiting import wait_until
 
 PROGRAM = [sys.executable, "-m", "sandbox_kernel"]
@@ -127,11 +130,9 @@ class Servers:
             yield Agent(client)
 
     def sandboxes(self) -> list[str]:
-        """All that exist, in the words of ``ps``."""
-        ran = subprocess.run(
-            [*PROGRAM, "ps", "--all", "--json"], capture_output=True, text=True, check=True
-        )
-        return [one["name"] for one in json.loads(ran.stdout)]
+        """All that run."""
+
+        return finish(_running())
 
     def no_sandbox_is_left(self) -> None:
         wait_until(lambda: not self.sandboxes(), "the sandboxes end")
@@ -165,5 +166,19 @@ def servers_of_a_test(folder: Path) -> Iterator[Servers]:
         yield servers
     finally:
         servers.end()
-        for name in servers.sandboxes():
-            subprocess.run([*PROGRAM, "rm", name], check=False, capture_output=True)
+        finish(_remove_all())
+
+
+async def _running() -> list[str]:
+    client, found = LocalClient(), []
+    for name in await client.list():
+        with contextlib.suppress(SandboxNotFound):  # it ends meanwhile
+            if (await (await client.get(name)).info()).status == "running":
+                found.append(name)
+    return found
+
+
+async def _remove_all() -> None:
+    client = LocalClient()
+    for name in await client.list():
+        await client.remove(name)

@@ -310,12 +310,14 @@ def test_no_sandbox_outlives_its_lease(servers: Servers, whom: str) -> None:
         [sys.executable, "-c", CLIENT, str(servers.folder)], stdout=subprocess.PIPE
     )
     with client:
-        assert client.stdout is not None
-        box = client.stdout.readline().decode().strip()
-        assert servers.sandboxes() == [box]
-        if whom == "both":
-            os.kill(servers.pid, signal.SIGKILL)
-        client.kill()
+        try:
+            assert client.stdout is not None
+            box = client.stdout.readline().decode().strip()
+            assert servers.sandboxes() == [box]
+            if whom == "both":
+                os.kill(servers.pid, signal.SIGKILL)
+        finally:
+            client.kill()
     servers.no_sandbox_is_left()
     wait_until(lambda: not Path(f"/proc/{servers.pid}").exists(), "the server ends")
 
@@ -488,7 +490,7 @@ def test_http_refuses_whom_it_should(servers: Servers) -> None:
     import httpx2
 
     url = servers.http("--port", "0", "--file-bytes", "1000")
-    right = {"Authorization": f"Bearer {servers.token()}", "Accept": "application/json"}
+    right = {"Authorization": f"Bearer {servers.token()}", "Accept": "application/json, text/event-stream"}
     origin = {"Origin": "http://evil.example"}
     with httpx2.Client(timeout=60) as client:
         for path in (url, url.replace("/mcp", "/"), url.replace("/mcp", "/other")):
