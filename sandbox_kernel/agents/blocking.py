@@ -9,18 +9,22 @@ It has Notebook's methods, which wait. The notebook itself lives on a loop in a 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import threading
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from sandbox_kernel.agents.files import MOST_BYTES, Copied, FileInfo
 from sandbox_kernel.agents.job_state import InputRequest
 from sandbox_kernel.agents.job_state import State as JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
-from sandbox_kernel.agents.notebook import AnyPath, Input, Notebook, OnTimeout, State
+from sandbox_kernel.agents.notebook import Input, Notebook, OnTimeout, State
+from sandbox_kernel.agents.notebook_tools import AnyPath
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.result import OutputPage, Result
+from sandbox_kernel.agents.variables import Variable
 from sandbox_kernel.live_notebooks import LiveNotebook
 
 T = TypeVar("T")
@@ -31,6 +35,8 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.notebooks = 1
+        """How many live on it: forks share it."""
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="sandbox-kernel-notebook", daemon=True
         )
@@ -46,8 +52,9 @@ class _LoopThread:
             raise
 
     def end(self) -> None:
-        """Idempotent."""
-        if self.loop.is_closed():
+        """One of its notebooks has ended."""
+        self.notebooks -= 1
+        if self.notebooks:
             return
         self.call(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -121,6 +128,7 @@ class BlockingNotebook:
     def __init__(self, notebook: Notebook, thread: _LoopThread) -> None:
         self._notebook = notebook
         self._thread = thread
+        self._ended = False
 
     @classmethod
     def open(
@@ -149,7 +157,7 @@ class BlockingNotebook:
             raise
 
     @staticmethod
-    def live() -> list[LiveNotebook]:
+    def live() -> builtins.list[LiveNotebook]:
         return Notebook.live()
 
     @property
@@ -194,6 +202,7 @@ class BlockingNotebook:
         silent: bool = False,
         store: bool = True,
         cell_id: str | None = None,
+        files: bool = False,
     ) -> Result:
         return self._thread.call(
             self._notebook.run(
@@ -204,6 +213,7 @@ class BlockingNotebook:
                 silent=silent,
                 store=store,
                 cell_id=cell_id,
+                files=files,
             )
         )
 
@@ -227,20 +237,62 @@ class BlockingNotebook:
     def restart(self) -> None:
         self._thread.call(self._notebook.restart())
 
+    def install(self, *packages: str, timeout: float | None = None) -> Result:
+        return self._thread.call(self._notebook.install(*packages, timeout=timeout))
+
+    def variables(self) -> builtins.list[Variable]:
+        return self._thread.call(self._notebook.variables())
+
+    def read(self, path: AnyPath, *, max_bytes: int = MOST_BYTES) -> bytes:
+        return self._thread.call(self._notebook.read(path, max_bytes=max_bytes))
+
+    def write(self, path: AnyPath, data: bytes | str) -> None:
+        self._thread.call(self._notebook.write(path, data))
+
+    def list(self, path: AnyPath = ".") -> builtins.list[FileInfo]:
+        return self._thread.call(self._notebook.list(path))
+
+    def upload(self, source: AnyPath, path: AnyPath = ".") -> int:
+        return self._thread.call(self._notebook.upload(source, path))
+
+    def download(
+        self, path: AnyPath, target: AnyPath = ".", *, force: bool = False, hidden: bool = False
+    ) -> Copied:
+        downloading = self._notebook.download(path, target, force=force, hidden=hidden)
+        return self._thread.call(downloading)
+
+    def persist(self, workspace: str | None = None) -> str:
+        return self._thread.call(self._notebook.persist(workspace))
+
+    def restore(self, workspace: str | None = None, at: str | None = None) -> int:
+        return self._thread.call(self._notebook.restore(workspace, at))
+
+    def checkpoint(self, name: str) -> None:
+        self._thread.call(self._notebook.checkpoint(name))
+
+    def fork(self) -> BlockingNotebook:
+        copy = self._thread.call(self._notebook.fork())
+        self._thread.notebooks += 1
+        return BlockingNotebook(copy, self._thread)
+
     def save(self) -> None:
         self._thread.call(self._notebook.save())
 
     def detach(self) -> None:
         self._thread.call(self._notebook.detach())
-        self._thread.end()
+        self._end()
 
     def close(self, *, save: bool = True) -> None:
         """Idempotent."""
-        if not self._thread.loop.is_closed():
+        if not self._ended:
             try:
                 self._thread.call(self._notebook.close(save=save))
             finally:
-                self._thread.end()
+                self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._thread.end()
 
     def __enter__(self) -> BlockingNotebook:
         return self

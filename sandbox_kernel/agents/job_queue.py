@@ -114,7 +114,7 @@ class JobQueue:
             "code": facts.code,
             "silent": facts.silent,
             "store_history": facts.store and not facts.silent,
-            "user_expressions": {},
+            "user_expressions": facts.expressions,
             "allow_stdin": facts.allow_input,
             "stop_on_error": False,
         }

@@ -55,6 +55,8 @@ class JobState:
     why: str = ""
     """Why it did not end by itself."""
     allow_input: bool = True
+    expressions: dict[str, str] = field(default_factory=dict)
+    """What the kernel evaluates afterwards, for whoever reads the ``reply``."""
     sent: bool = False
     told: bool = False
     """Its beginning was told to whoever records it."""
@@ -72,7 +74,8 @@ class JobState:
     """Another process has sent it, which the kernel's answer went to."""
     whole: bool = False
     """What came of it came from its beginning on."""
-    _reply: Mapping[str, Any] | None = None
+    reply: Mapping[str, Any] | None = None
+    """The content of the kernel's answer."""
     _idle: bool = False
 
     @property
@@ -87,7 +90,7 @@ class JobState:
     @property
     def half_over(self) -> bool:
         """The kernel has answered, or told the end on the other channel, but not both."""
-        return not self.is_over and (self._idle or self._reply is not None)
+        return not self.is_over and (self._idle or self.reply is not None)
 
     def hear(self, kind: str, content: Mapping[str, Any], at: float) -> None:
         """A message of the iopub channel that is no output."""
@@ -119,7 +122,7 @@ class JobState:
 
     def replied(self, content: Mapping[str, Any]) -> None:
         """The kernel's answer on the shell channel."""
-        self._reply = content
+        self.reply = content
         self.execution_count = count_of(content) or self.execution_count
         if content.get("status") == "error" and self.error is None:
             self.error = as_output("error", content)
@@ -142,7 +145,7 @@ class JobState:
         """End it with what is there: the rest will not come."""
         if self.is_over:
             return
-        status = self._reply.get("status") if self._reply is not None else None
+        status = self.reply.get("status") if self.reply is not None else None
         failed = status == "error" or (status is None and self.error is not None)
         if failed and self.end_wanted:
             self.end("cancelled", self.end_wanted, at)
@@ -169,7 +172,7 @@ class JobState:
         self._idle = False
 
     def _end_if_all_is_there(self) -> None:
-        if self._idle and (self._reply is not None or self.orphan):
+        if self._idle and (self.reply is not None or self.orphan):
             self.settle()
 
 

@@ -10,10 +10,12 @@ them, and go on when their caller does not wait for them, or has died (``Noteboo
 from __future__ import annotations
 
 import asyncio
+import builtins
 import inspect
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -22,6 +24,7 @@ from typing import Any, Literal
 from sandbox_kernel.agents.job_state import JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook_session import NotebookSession
+from sandbox_kernel.agents.notebook_tools import AnyPath, NotebookTools
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.recorded import RecordedNotebook, check_cell_id
 from sandbox_kernel.agents.result import Result
@@ -34,13 +37,12 @@ Answer = Callable[[str], str | Awaitable[str]]
 """Gets a cell's prompt."""
 Input = str | Sequence[str] | Answer
 State = Literal["idle", "busy", "dead", "closed"]
-AnyPath = str | os.PathLike[str]
 
 _TOO_LITTLE_INPUT = "it asked for more input than it was given"
 _CALLER_GONE = "its caller was cancelled"
 
 
-class Notebook:
+class Notebook(NotebookTools):
     """A notebook with its kernel in a sandbox. Made by ``open`` and ``attach``, ended by ``close``;
     all of it on one event loop."""
 
@@ -110,7 +112,7 @@ class Notebook:
         return cls(await NotebookSession.go_on(live, record))
 
     @staticmethod
-    def live() -> list[LiveNotebook]:
+    def live() -> builtins.list[LiveNotebook]:
         """This user's notebooks whose sandboxes exist, the oldest first. Blocks for a moment."""
         return live_notebooks()
 
@@ -159,6 +161,7 @@ class Notebook:
         silent: bool = False,
         store: bool = True,
         cell_id: str | None = None,
+        files: bool = False,
     ) -> Result:
         """Run a cell, after those that were given before, and wait for its end.
 
@@ -166,15 +169,28 @@ class Notebook:
         some seconds killed, with its kernel), or killed at once, or left running (``Result.job_id``
         finds it). ``input`` answers what the cell asks: texts, or a function of the prompt; without
         it, asking is an error in the cell. A cell whose caller is cancelled is interrupted.
-        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history.
+        ``silent`` cells are not recorded; ``store`` puts it into the kernel's history; with
+        ``files``, the result tells what has changed in the workspace meanwhile.
         """
-        job = await self.start(
-            code,
-            cell_id=cell_id,
-            silent=silent,
-            store=store,
-            allow_input=input is not None,
+        if files:
+            await self._changed_files()
+        result = await self._run_to_end(
+            code, timeout, on_timeout, input, silent=silent, store=store, cell_id=cell_id
         )
+        return replace(result, files=await self._changed_files()) if files else result
+
+    async def _run(self, code: str, timeout: float | None) -> Result:
+        return await self.run(code, timeout=timeout)
+
+    async def _run_to_end(
+        self,
+        code: str,
+        timeout: float | None,
+        on_timeout: OnTimeout,
+        input: Input | None,  # noqa: A002
+        **options: Any,
+    ) -> Result:
+        job = await self.start(code, allow_input=input is not None, **options)
         try:
             if input is not None:
                 return await self._answer_until(job, input, timeout, on_timeout)
@@ -248,6 +264,13 @@ class Notebook:
         are cancelled."""
         await self._checked().restart()
 
+    async def fork(self) -> Notebook:
+        """A second notebook that goes on from this one's variables and files, in a sandbox of its
+        own; nothing is shared from then on. It is recorded nowhere, and knows none of the jobs: one
+        that runs goes on in both. Unsupported where the backend cannot."""
+        kernel = await self._checked().kernel.fork()
+        return Notebook(await NotebookSession.begin_with(kernel, None))
+
     async def save(self) -> None:
         """Write the recorded notebook now; without it, that happens within about a second."""
         record = self._checked().record
@@ -259,14 +282,22 @@ class Notebook:
     async def detach(self) -> None:
         """Leave it running for another process, until its lease ends. A job that runs goes on;
         those that wait are lost."""
-        await self._checked().detach()
+        session = self._checked()
+        await self._stop_watching()
+        await session.detach()
 
     async def close(self, *, save: bool = True) -> None:
         """End the kernel and its sandbox, after its files were saved if it has a saved workspace.
         Idempotent."""
         if self._closing is None:
-            self._closing = self._loop.create_task(self._session.close(save=save))
+            self._closing = self._loop.create_task(self._close(save=save))
         await asyncio.shield(self._closing)
+
+    async def _close(self, *, save: bool) -> None:
+        try:
+            await self._stop_watching()
+        finally:
+            await self._session.close(save=save)
 
     async def __aenter__(self) -> Notebook:
         return self

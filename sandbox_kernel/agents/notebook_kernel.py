@@ -7,6 +7,7 @@ caller's loop; sandbox and tunnel are on the background loop.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,28 +63,37 @@ class NotebookKernel:
     @classmethod
     async def take_over(cls, live: LiveNotebook) -> NotebookKernel:
         """The kernel of a notebook that another process has started. SandboxGone if it ended."""
-        from jupyter_client.provisioning.factory import KernelProvisionerFactory
-
-        from sandbox_kernel.jupyter.jupyter_internals import adopt_kernel
-        from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
-
-        manager = _manager(live.kernel_name, live.kernelspec)
-        manager.kernel_id = live.kernel_id
-        provisioner = KernelProvisionerFactory.instance().create_provisioner_instance(
-            live.kernel_id, manager.kernel_spec, parent=manager
-        )
-        assert isinstance(provisioner, SandboxProvisioner)
-        cwd = live.cwd or os.getcwd()
-        self = cls(manager, live.kernelspec, cwd)
+        manager, provisioner = _with_provisioner(live.kernel_name, live.kernelspec, live.kernel_id)
+        self = cls(manager, live.kernelspec, live.cwd or os.getcwd())
         try:
             await provisioner.load_provisioner_info(live.provisioner)
-            environment = _environment(live.path if provisioner.saved_workspace else "")
-            connection = live.provisioner["connection_info"]
-            adopt_kernel(manager, provisioner, connection, {"env": environment, "cwd": cwd})
+            saved = provisioner.saved_workspace is not None
+            self._adopt(provisioner, _environment(live.path if saved else ""))
         except BaseException:
             await manager.cleanup_resources()
             raise
         return self
+
+    async def fork(self) -> NotebookKernel:
+        """A kernel that goes on from this one's memory, in a sandbox of its own. Unsupported where
+        the backend cannot."""
+        copy = await run(self.sandboxed.fork())
+        try:
+            manager, provisioner = _with_provisioner(self.manager.kernel_name, self.kernelspec, "")
+            connection = (await self.provisioner.get_provisioner_info())["connection_info"]
+            await provisioner.go_on_with(copy, connection)
+        except BaseException:
+            await run(copy.remove())
+            raise
+        kernel = NotebookKernel(manager, self.kernelspec, self._cwd)
+        kernel._adopt(provisioner, _environment(""))
+        return kernel
+
+    def _adopt(self, provisioner: SandboxProvisioner, environment: dict[str, str]) -> None:
+        from sandbox_kernel.jupyter.jupyter_internals import adopt_kernel
+
+        arguments = {"env": environment, "cwd": self._cwd}
+        adopt_kernel(self.manager, provisioner, provisioner.connection_info, arguments)
 
     @property
     def provisioner(self) -> SandboxProvisioner:
@@ -175,6 +185,23 @@ def _manager(name: str, kernelspec: Mapping[str, Any]) -> Any:
             return KernelSpec(resource_dir="", **kernelspec)
 
     return AsyncKernelManager(kernel_name=name, kernel_spec_manager=OneKernelspec())
+
+
+def _with_provisioner(
+    name: str, kernelspec: Mapping[str, Any], kernel_id: str
+) -> tuple[Any, SandboxProvisioner]:
+    """A manager and the provisioner of a kernel that runs already; a new id if it has none."""
+    from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+    from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
+
+    manager = _manager(name, kernelspec)
+    manager.kernel_id = kernel_id or str(uuid.uuid4())
+    provisioner = KernelProvisionerFactory.instance().create_provisioner_instance(
+        manager.kernel_id, manager.kernel_spec, parent=manager
+    )
+    assert isinstance(provisioner, SandboxProvisioner)
+    return manager, provisioner
 
 
 def _kernelspec(

@@ -45,7 +45,13 @@ class NotebookSession:
     async def begin(cls, record: RecordedNotebook | None, **start: Any) -> NotebookSession:
         """With a new kernel, for which ``start`` are the arguments. On any failure nothing is
         left."""
-        kernel = await NotebookKernel.start(**start)
+        return await cls.begin_with(await NotebookKernel.start(**start), record)
+
+    @classmethod
+    async def begin_with(
+        cls, kernel: NotebookKernel, record: RecordedNotebook | None
+    ) -> NotebookSession:
+        """With a kernel that has no notebook yet."""
         self: NotebookSession | None = None
         try:
             live = await kernel.describe(str(record.path) if record else "")

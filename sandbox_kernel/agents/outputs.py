@@ -67,9 +67,7 @@ class CellOutputs:
     def _add(self, value: dict[str, Any], size: int, *, shown: bool) -> Output:
         half = self.limit // 2
         if size + OVERHEAD > half:
-            value, left_out = _shortened(value, size, half // 2)
-            self._lost_bytes += left_out
-            size -= left_out
+            value, size = _shortened(value, size, half // 2)
         output = Output(self.next, value, size + OVERHEAD, shown)
         self.next += 1
         self.version += 1
@@ -160,10 +158,8 @@ class CellOutputs:
         return found
 
     def _note(self) -> dict[str, Any]:
-        count = self._lost[1] - self._lost[0]
-        what = f"{count} outputs ({_in_bytes(self._lost_bytes)})" if count else ""
-        what = what or f"{_in_bytes(self._lost_bytes)} of output"
-        kept = _in_bytes(self.limit)
+        count, kept = self._lost[1] - self._lost[0], _in_bytes(self.limit)
+        what = f"{count} outputs ({_in_bytes(self._lost_bytes)})"
         text = f"[... {what} left out here: {kept} of a cell's outputs are kept ...]\n"
         return {"output_type": "stream", "name": "stderr", "text": text}
 
@@ -223,7 +219,7 @@ def json_object(value: object) -> dict[str, Any]:
 def count_of(content: Mapping[str, Any]) -> int | None:
     """A message's execution count."""
     count = content.get("execution_count")
-    return count if isinstance(count, int) and 0 <= count < 2**53 else None
+    return count if type(count) is int and 0 <= count < 2**53 else None
 
 
 def _joined(value: object) -> str:
@@ -233,16 +229,17 @@ def _joined(value: object) -> str:
 
 
 def _shortened(value: dict[str, Any], size: int, room: int) -> tuple[dict[str, Any], int]:
-    """An output that is too big for itself, and the bytes that were left out."""
+    """An output that is too big for itself, in about ``room`` bytes, and how many it has now."""
     if value["output_type"] == "stream":
         text = value["text"]
         kept = text[-max(1, int(len(text) * room / size)) :]
-        return {**value, "text": kept}, size - room
+        note = f"[... {_in_bytes(size - room)} left out here ...]\n"
+        return {**value, "text": note + kept}, room + len(note)
     note = f"[an output of {_in_bytes(size)} left out]"
     if value["output_type"] == "error":
         words = {name: value[name][:_MAX_WORDS] for name in ("ename", "evalue")}
-        return {"output_type": "error", **words, "traceback": [note]}, size - len(note)
-    return {**value, "data": {"text/plain": note}, "metadata": {}}, size - len(note)
+        return {"output_type": "error", **words, "traceback": [note]}, 3 * _MAX_WORDS
+    return {**value, "data": {"text/plain": note}, "metadata": {}}, len(note)
 
 
 def _in_bytes(count: int) -> str:
