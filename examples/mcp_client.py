@@ -1,7 +1,7 @@
 """An MCP client without a model: what an agent's calls look like, and what they answer.
 
-    pip install 'sandbox-kernel[mcp]'
-    python examples/mcp_client.py
+pip install 'sandbox-kernel[mcp]'
+python examples/mcp_client.py
 """
 
 from __future__ import annotations

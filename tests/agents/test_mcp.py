@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import nbformat
 import pytest
 from mcp import MCPError
 
-from tests.agents.mcp_servers import PROGRAM, Agent, Refused, Servers, png, servers_of_a_test
+from tests.agents.mcp_servers import PROGRAM, Refused, Servers, png, servers_of_a_test
 from tests.helpers.own_folders import own_folders
 from tests.helpers.waiting import until, wait_until
 
@@ -24,7 +26,10 @@ TOOLS = {
     *("read_file", "write_file", "notebook", "save", "fork", "close"),
 }
 SHOW = "from IPython.display import Image, display\ndisplay(Image({data!r}))"
-LINES = "import time\nfor n in range({count}):\n    print('line', n, flush=True)\n    time.sleep(0.1)"
+LINES = """import time
+for n in range({count}):
+    print('line', n, flush=True)
+    time.sleep(0.1)"""
 
 
 @pytest.fixture
@@ -124,7 +129,9 @@ async def test_a_long_cell_is_polled_and_cancelled(servers: Servers) -> None:
 async def test_a_cell_that_asks_for_input_gets_it(servers: Servers) -> None:
     async with servers.agent() as agent:
         box = await agent.open()
-        asked = await agent.call("run", sandbox=box, code="name = input('Who? ')\nprint('Hi', name)")
+        asked = await agent.call(
+            "run", sandbox=box, code="name = input('Who? ')\nprint('Hi', name)"
+        )
         assert asked.facts["status"] == "waiting for input"
         assert asked.facts["prompt"] == "Who? "
         job = asked.facts["job"]
@@ -158,15 +165,21 @@ async def test_files(servers: Servers) -> None:
         text = "".join(f"{n}\n" for n in range(500))
         await agent.call("write_file", sandbox=box, path="deep/er/text.txt", text=text)
         await agent.call(
-            "write_file", sandbox=box, path="deep/data.bin", base64=base64.b64encode(b"\xff\0").decode()
+            "write_file",
+            sandbox=box,
+            path="deep/data.bin",
+            base64=base64.b64encode(b"\xff\0").decode(),
         )
         listed = await agent.call("list_files", sandbox=box, path="deep")
         found = {one["path"]: one for one in map(json.loads, listed.text.splitlines())}
         assert found["deep/data.bin"]["size"] == 2
         assert found["deep/er"]["kind"] == "folder"
-        parts, offset = "", 0
+        parts: str = ""
+        offset: int | None = 0
         while offset is not None:
-            part = await agent.call("read_file", sandbox=box, path="deep/er/text.txt", offset=offset)
+            part = await agent.call(
+                "read_file", sandbox=box, path="deep/er/text.txt", offset=offset
+            )
             parts, offset = parts + part.text, part.facts.get("next_offset")
         assert parts == text
         (link,) = (await agent.call("read_file", sandbox=box, path="deep/data.bin")).links
@@ -199,7 +212,9 @@ async def test_install_says_why_it_cannot(servers: Servers) -> None:
     """As a job, like any cell; without a way out, pip says so."""
     async with servers.agent() as agent:
         box = await agent.open()
-        answer = await agent.until_over(await agent.call("install", sandbox=box, packages=["cowsay"]))
+        answer = await agent.until_over(
+            await agent.call("install", sandbox=box, packages=["cowsay"])
+        )
         assert "egress" in answer.text
         with pytest.raises(Refused, match="is not a package"):
             await agent.call("install", sandbox=box, packages=["--index-url=http://evil.example"])
@@ -210,8 +225,8 @@ async def test_install_says_why_it_cannot(servers: Servers) -> None:
 
 async def test_calls_beyond_the_limits_are_refused(servers: Servers, tmp_path: Path) -> None:
     """Each with what is allowed, and the session goes on."""
-    limits = ("--max-sandboxes", "1", "--max-queue", "2", "--code-chars", "1000")
-    limits += ("--file-bytes", "1000", "--notebooks", str(tmp_path))
+    limits = ["--max-sandboxes", "1", "--max-queue", "2", "--code-chars", "1000"]
+    limits += ["--file-bytes", "1000", "--notebooks", str(tmp_path)]
     async with servers.agent(*limits) as agent:
         box = await agent.open()
         refused = [
@@ -353,7 +368,7 @@ async def test_hostile_calls_get_an_error_and_the_session_goes_on(servers: Serve
     """Wrong types, sizes and names, paths that lead out, unknown tools and jobs."""
     async with servers.agent("--file-bytes", "100000", "--code-chars", "100000") as agent:
         box = await agent.open()
-        own = {"sandbox": box}
+        own: dict[str, object] = {"sandbox": box}
         calls: list[tuple[str, dict[str, object]]] = [
             ("run", {}),
             ("run", own),
@@ -402,8 +417,13 @@ async def test_hostile_calls_get_an_error_and_the_session_goes_on(servers: Serve
                 await agent.call(tool, **arguments)
             assert 0 < len(str(refused.value)) < 5000
             assert "Traceback" not in str(refused.value)
-        for uri in ("sandbox://x/files/../../etc/passwd", f"sandbox://{box}/files//etc/passwd",
-                    "file:///etc/passwd", f"sandbox://{box}/jobs/x/pictures/y", "x" * 10_000):
+        for uri in (
+            "sandbox://x/files/../../etc/passwd",
+            f"sandbox://{box}/files//etc/passwd",
+            "file:///etc/passwd",
+            f"sandbox://{box}/jobs/x/pictures/y",
+            "x" * 10_000,
+        ):
             with pytest.raises(MCPError):
                 await agent.client.read_resource(uri)
         assert "4" in (await agent.call("run", **own, code="2 + 2")).text
@@ -453,7 +473,7 @@ def test_stdout_carries_frames_only(servers: Servers) -> None:
         assert server.stdout is not None
         server.stdin.write("\n".join(lines).encode())
         server.stdin.flush()
-        answers = []
+        answers: list[dict[str, Any]] = []
         while not answers or answers[-1].get("id") != 3:
             answers.append(json.loads(server.stdout.readline()))
         out, _ = server.communicate(timeout=60)
@@ -487,10 +507,11 @@ async def test_http_answers_the_official_client(servers: Servers) -> None:
 
 def test_http_refuses_whom_it_should(servers: Servers) -> None:
     """A wrong token, Host or Origin, on any path; a body that is too large."""
-    import httpx2
-
     url = servers.http("--port", "0", "--file-bytes", "1000")
-    right = {"Authorization": f"Bearer {servers.token()}", "Accept": "application/json, text/event-stream"}
+    right = {
+        "Authorization": f"Bearer {servers.token()}",
+        "Accept": "application/json, text/event-stream",
+    }
     origin = {"Origin": "http://evil.example"}
     with httpx2.Client(timeout=60) as client:
         for path in (url, url.replace("/mcp", "/"), url.replace("/mcp", "/other")):
@@ -516,10 +537,9 @@ def test_http_ends_with_ctrl_c(servers: Servers) -> None:
 
 def test_a_missing_package_is_named(servers: Servers) -> None:
     """The command says what it needs if its package is missing."""
-    block = "import sys; sys.modules['mcp'] = None; from sandbox_kernel.cli import main; sys.exit(main())"
+    block = "import sys; sys.modules['mcp'] = None\nfrom sandbox_kernel.cli import main\nmain()"
     ran = subprocess.run(
         [sys.executable, "-c", block, "mcp"], capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 1
     assert "pip install 'sandbox-kernel[mcp]'" in ran.stderr
     assert ran.stdout == ""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
 from pydantic import Field
-from sandbox_kernel.agents.jobs import Job
-from sandbox_kernel.agents.notebook import Notebook
 
+from sandbox_kernel.agents.install import install_advice, install_cell
+from sandbox_kernel.agents.jobs import Job
 from sandbox_kernel.agents.mcp.arguments import JobId, SandboxName, Wait
 from sandbox_kernel.agents.mcp.content import Content, ended, going_on, status, text_block
 from sandbox_kernel.agents.mcp.sandboxes import Sandboxes
 from sandbox_kernel.agents.mcp.slow import TELL_EVERY, Tell
+from sandbox_kernel.agents.notebook import Notebook
 from sandbox_kernel.errors import SandboxTimeout, SpecError, SpecRefused
 
-_LOOK_EVERY = 0.2
-"""Seconds between looks whether a cell asks for input."""
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-\[\],<>=!~ ;'\"@:/+#]*")
+INSTALLS = "%pip install "
+"""How the code of a cell begins that installs packages."""
 
 
 class Cells:
@@ -134,15 +133,10 @@ class Cells:
     ) -> Content:
         """Install packages with pip, as a job: `poll` it if it takes longer than this call. The
         operator decides what the sandbox reaches; where it reaches no index, pip says so."""
-        for package in packages:
-            if not _REQUIREMENT.fullmatch(package):
-                raise SpecError(
-                    f"{package!r} is not a package as pip names them, as in 'pandas>=2'."
-                )
+        code = install_cell(packages)
         notebook = await self._sandboxes.use(sandbox, tell := told(ctx))
         self._sandboxes.check_queue(notebook)
-        words = " ".join(shlex.quote(package) for package in packages)
-        job = await notebook.start(f"%pip install -q {words}")
+        job = await notebook.start(code)
         return await self._answer(notebook, job, 0, wait, tell)
 
     async def _answer(
@@ -154,23 +148,23 @@ class Cells:
         page = job.output(after)
         if not job.is_over:
             return going_on(notebook.sandbox, job, page, self._limits)
-        return ended(notebook.sandbox, await job.wait(), page, self._limits)
+        result = job.result()
+        if result.status == "error" and job.code.startswith(INSTALLS):
+            result = replace(result, why=install_advice(result.text) or result.why)
+        return ended(notebook.sandbox, result, page, self._limits)
 
 
 async def until_it_waits(job: Job, seconds: float, tell: Tell) -> None:
     """Until a job has ended, waits for input, or the time is over."""
-    began = told_at = time.monotonic()
+    began = time.monotonic()
     while not job.is_over and job.prompt is None:
-        now = time.monotonic()
-        if now - began >= seconds:
+        passed = time.monotonic() - began
+        if passed >= seconds:
             return
-        if now - told_at >= TELL_EVERY:
-            told_at = now
-            await tell(now - began, job.state)
         try:
-            await job.wait(min(_LOOK_EVERY, seconds - (now - began)))
+            await job.until_asked(min(TELL_EVERY, seconds - passed))
         except SandboxTimeout:
-            continue
+            await tell(time.monotonic() - began, job.state)
 
 
 def known_job(notebook: Notebook, job: str) -> Job:

@@ -15,11 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
+
 from sandbox_kernel.agents.images import decoded, picture_of
 from sandbox_kernel.agents.jobs import Job
-from sandbox_kernel.agents.result import OutputPage, Result
-
 from sandbox_kernel.agents.mcp.policy import Limits
+from sandbox_kernel.agents.result import OutputPage, Result
 
 Content = list[ContentBlock]
 MOST_PICTURES = 8

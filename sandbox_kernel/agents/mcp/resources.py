@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
-from sandbox_kernel.agents.images import decoded, picture_of
 
+from sandbox_kernel.agents.images import decoded, picture_of
 from sandbox_kernel.agents.mcp.cells import known_job
 from sandbox_kernel.agents.mcp.content import picture_name
 from sandbox_kernel.agents.mcp.sandboxes import Sandboxes

@@ -14,11 +14,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_kernel.agents.notebook import Notebook
-
 from sandbox_kernel.agents.mcp.ledger import Ledger
 from sandbox_kernel.agents.mcp.policy import Policy
 from sandbox_kernel.agents.mcp.slow import SlowWork, Tell
+from sandbox_kernel.agents.notebook import Notebook
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SpecRefused
 
 LOOK_EVERY = 1.0
@@ -52,13 +51,14 @@ class Sandboxes:
         self._upkeep = asyncio.ensure_future(self._look_after_them())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Leave all sandboxes, as the policy says."""
         if self._upkeep is not None:
             self._upkeep.cancel()
-            await asyncio.wait({self._upkeep})
+            await asyncio.wait([self._upkeep])
         await self.slow.end()
-        held, self._held = self._held, {}
+        held = dict(self._held)
+        self._held.clear()
         if not held:
             return
         closing = self.policy.limits.on_disconnect == "close"

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
 from pydantic import Field
-from sandbox_kernel.agents.notebook import Notebook
 
 from sandbox_kernel.agents.mcp.arguments import SandboxName
 from sandbox_kernel.agents.mcp.cells import told
 from sandbox_kernel.agents.mcp.content import Content, status, text_block
 from sandbox_kernel.agents.mcp.sandboxes import Sandboxes
 from sandbox_kernel.agents.mcp.slow import StillRunning
+from sandbox_kernel.agents.notebook import Notebook
 
 _MOST_CELLS, _FIRST_CHARS = 200, 160
 
@@ -75,11 +75,13 @@ class Workspaces:
         return [head, text_block("\n".join(rows))] if rows else [head]
 
     async def save(self, sandbox: SandboxName, ctx: Context) -> Content:
-        """Save the files of the sandbox on the host, so that they outlive it."""
+        """Save the files of the sandbox on the host, so that they outlive it: with its notebook, or
+        as a workspace of the sandbox's name, which the operator can export."""
         held, key = await self._sandboxes.use(sandbox, tell := told(ctx)), ("save", sandbox)
-        seconds = self._limits.call_seconds
-        saved = await self._sandboxes.slow.outcome(key, held.persist, seconds, tell, "saving")
-        return [status(sandbox=sandbox, status="saved", workspace=saved)]
+        workspace = None if held.path else sandbox
+        work, seconds = lambda: held.persist(workspace), self._limits.call_seconds
+        saved = await self._sandboxes.slow.outcome(key, work, seconds, tell, "saving")
+        return [status(sandbox=sandbox, status="saved", save=saved, workspace=workspace)]
 
     async def fork(self, sandbox: SandboxName, ctx: Context) -> Content:
         """Make a second sandbox in the same state, variables included. Some backends can."""

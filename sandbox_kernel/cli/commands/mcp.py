@@ -7,7 +7,12 @@ import os
 from typing import Any
 
 from sandbox_kernel.agents.mcp.client_config import CLIENTS, http_config, stdio_config
-from sandbox_kernel.agents.mcp.configuration import LEASE, NOT_SHARED, read_policy, settle_environment
+from sandbox_kernel.agents.mcp.configuration import (
+    LEASE,
+    NOT_SHARED,
+    read_policy,
+    settle_environment,
+)
 from sandbox_kernel.agents.mcp.http_address import address_url, listen, url
 from sandbox_kernel.agents.mcp.policy import Door, Limits, Policy
 from sandbox_kernel.agents.mcp.token import read_token
