@@ -216,7 +216,7 @@ async def test_install_says_why_it_cannot(servers: Servers) -> None:
             await agent.call("install", sandbox=box, packages=["cowsay"])
         )
         assert "egress" in answer.text
-        with pytest.raises(Refused, match="is not a package"):
+        with pytest.raises(Refused, match="is not installed: a package is a name"):
             await agent.call("install", sandbox=box, packages=["--index-url=http://evil.example"])
 
 
@@ -282,6 +282,7 @@ async def test_what_a_backend_cannot_do_is_said(servers: Servers) -> None:
 # --- ends of servers and clients
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_loses_nothing(servers: Servers) -> None:
     """SIGKILL in the middle of a cell: the next server is given the sandbox's and the job's names,
     and reads every line once."""
@@ -438,6 +439,7 @@ def test_stdout_carries_frames_only(servers: Servers) -> None:
         '{"jsonrpc": "2.0"}',
         '{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": "\\ud800"}',
         "x" * 100_000_000,
+        json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping", "params": {"x": "x" * 10**8}}),
         json.dumps(
             {
                 "jsonrpc": "2.0",
@@ -480,6 +482,7 @@ def test_stdout_carries_frames_only(servers: Servers) -> None:
     assert out == b""
     assert server.returncode == 0
     assert all(answer["jsonrpc"] == "2.0" for answer in answers)
+    assert "error" in next(answer for answer in answers if answer.get("id") == 7)
     assert answers[-1]["result"]["isError"] is True
 
 

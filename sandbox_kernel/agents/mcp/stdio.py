@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import stat
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -21,7 +22,10 @@ from sandbox_kernel.agents.mcp.policy import Policy
 from sandbox_kernel.agents.mcp.sandboxes import Sandboxes
 from sandbox_kernel.agents.mcp.server import SandboxServer
 
-_MARGIN = 2**20
+_MARGIN = 16 * 2**20
+_ID = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[\w-]{1,100}")')
+_ID_WITHIN = 300
+"""Bytes at either end of a message in which its id is looked for, if it is too long."""
 
 
 async def serve_stdio(policy: Policy) -> None:
@@ -79,16 +83,22 @@ class Lines:
             os.set_blocking(self._fd, True)  # others may have it, such as a shell its terminal
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
-        """The next line, b"" at the end. A line that is too long becomes one that is no message,
-        and the next one is read as usual."""
-        too_long = False
+        """The next line, b"" at the end. For one that is too long, a call of a method that does not
+        exist, so that its sender gets an error; the next one is read as usual."""
+        ends: list[bytes] = []
         while True:
             try:
                 line = await reader.readuntil(b"\n")
             except asyncio.IncompleteReadError as error:
                 line = error.partial
             except asyncio.LimitOverrunError as error:
-                await reader.readexactly(error.consumed)
-                too_long = True
+                part = await reader.readexactly(error.consumed)
+                ends = [*(ends or [part[:_ID_WITHIN]])[:1], part[-_ID_WITHIN:]]
                 continue
-            return b"{}\n" if too_long else line
+            return _too_long(b" ".join(ends) + line[-_ID_WITHIN:]) if ends else line
+
+
+def _too_long(ends: bytes) -> bytes:
+    found = _ID.search(ends)
+    request = b'"id": %s, "method": "a message that is too long"' % found[1] if found else b""
+    return b"{%s}\n" % (b'"jsonrpc": "2.0", ' + request if request else b"")
