@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sandbox_kernel.agents.files import MOST_BYTES, Copied, FileInfo
+from sandbox_kernel.agents.files import MOST_BYTES, MOST_COPIED, AnyPath, Copied, FileInfo, Listing
 from sandbox_kernel.agents.job_state import InputRequest
 from sandbox_kernel.agents.job_state import State as JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook import Input, Notebook, OnTimeout, State
-from sandbox_kernel.agents.notebook_tools import AnyPath
 from sandbox_kernel.agents.opening import Opening
-from sandbox_kernel.agents.result import OutputPage, Result
+from sandbox_kernel.agents.result import ChangedFile, OutputPage, Result
 from sandbox_kernel.agents.variables import Variable
 from sandbox_kernel.live_notebooks import LiveNotebook
+from sandbox_kernel.workspace.reports import Quota
 
 T = TypeVar("T")
 
@@ -252,14 +252,26 @@ class BlockingNotebook:
     def list(self, path: AnyPath = ".") -> builtins.list[FileInfo]:
         return self._thread.call(self._notebook.list(path))
 
-    def upload(self, source: AnyPath, path: AnyPath = ".") -> int:
-        return self._thread.call(self._notebook.upload(source, path))
+    def listing(self, path: AnyPath = ".", most: int = 1000) -> Listing:
+        return self._thread.call(self._notebook.listing(path, most))
+
+    def upload(self, source: AnyPath, path: AnyPath = ".", *, quota: Quota = MOST_COPIED) -> int:
+        return self._thread.call(self._notebook.upload(source, path, quota=quota))
 
     def download(
-        self, path: AnyPath, target: AnyPath = ".", *, force: bool = False, hidden: bool = False
+        self,
+        path: AnyPath,
+        target: AnyPath = ".",
+        *,
+        force: bool = False,
+        hidden: bool = False,
+        quota: Quota = MOST_COPIED,
     ) -> Copied:
-        downloading = self._notebook.download(path, target, force=force, hidden=hidden)
-        return self._thread.call(downloading)
+        copying = self._notebook.download(path, target, force=force, hidden=hidden, quota=quota)
+        return self._thread.call(copying)
+
+    def changed_files(self) -> builtins.list[ChangedFile]:
+        return self._thread.call(self._notebook.changed_files())
 
     def persist(self, workspace: str | None = None) -> str:
         return self._thread.call(self._notebook.persist(workspace))

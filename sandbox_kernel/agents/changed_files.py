@@ -38,7 +38,7 @@ class ChangedFiles:
     """
 
     def __init__(self, handle: SandboxHandle) -> None:
-        self._handle = handle
+        self.handle = handle
         self._stream: ExecStream | None = None
         self._rest = bytearray()
         self._turn = asyncio.Lock()
@@ -70,8 +70,8 @@ class ChangedFiles:
         try:
             async with limit:
                 if self._stream is None:
-                    argv = [self._handle.python or "python3", "-I", "-c", _PROGRAM]
-                    self._stream = await self._handle.open_command(Command(argv))
+                    argv = [self.handle.python or "python3", "-I", "-c", _PROGRAM]
+                    self._stream = await self.handle.open_command(Command(argv))
                 await self._stream.write(b"\n")
                 while b"\n" not in self._rest:
                     data = await self._stream.read()
@@ -82,12 +82,12 @@ class ChangedFiles:
             if not limit.expired():
                 raise
             raise SandboxTimeout(
-                f"Which files have changed in sandbox {self._handle.name!r} was not known within "
+                f"Which files have changed in sandbox {self.handle.name!r} was not known within "
                 f"{PATIENCE:g} s."
             ) from None
         except OSError as error:
             raise SandboxError(
-                f"Which files have changed in sandbox {self._handle.name!r} is not known: {error}"
+                f"Which files have changed in sandbox {self.handle.name!r} is not known: {error}"
             ) from error
         line, _, rest = bytes(self._rest).partition(b"\n")
         self._rest = bytearray(rest)
@@ -103,7 +103,7 @@ class ChangedFiles:
 
     def _refused(self, what: str) -> WorkspaceRefused:
         return WorkspaceRefused(
-            f"Which files have changed in sandbox {self._handle.name!r} is not known: it sent "
+            f"Which files have changed in sandbox {self.handle.name!r} is not known: it sent "
             f"{what}."
         )
 

@@ -44,6 +44,7 @@ _LONGEST_PATH = 4096
 _LONGEST_LINE = 4 * _LONGEST_PATH
 _PIECE = 2**18
 _PROGRAM = inspect.getsource(file_calls)
+AnyPath = str | os.PathLike[str]
 Kind = Literal["file", "folder", "link", "other"]
 
 
@@ -78,7 +79,7 @@ class Copied:
     """What was not copied, each with the reason: hidden files, links that lead out."""
 
 
-def path_inside(path: str | os.PathLike[str], workspace: str) -> str:
+def path_inside(path: AnyPath, workspace: str) -> str:
     """A path relative to the workspace, which is ``.`` itself; SpecError if it leads out of it."""
     try:
         text = os.fspath(path)
@@ -102,7 +103,7 @@ class SandboxFiles:
     def __init__(self, handle: SandboxHandle) -> None:
         self._handle = handle
 
-    async def read(self, path: str | os.PathLike[str], *, max_bytes: int = MOST_BYTES) -> bytes:
+    async def read(self, path: AnyPath, *, max_bytes: int = MOST_BYTES) -> bytes:
         """A file's contents. FileMissing; QuotaExceeded if it has more than ``max_bytes``."""
         inside = path_inside(path, self._handle.workdir)
         audit.note(self._handle, "copied", way="out", path=inside)
@@ -111,7 +112,7 @@ class SandboxFiles:
             raise self._refused(inside, "another number of bytes than it said")
         return data
 
-    async def write(self, path: str | os.PathLike[str], data: bytes | str) -> None:
+    async def write(self, path: AnyPath, data: bytes | str) -> None:
         """Write a file at once or not at all, and the folders above it that are missing. A file
         that is there is replaced."""
         inside = path_inside(path, self._handle.workdir)
@@ -124,7 +125,7 @@ class SandboxFiles:
         audit.note(self._handle, "copied", way="in", path=inside)
         await self._call("write", inside, len(data), stdin=data)
 
-    async def list(self, path: str | os.PathLike[str] = ".") -> list[FileInfo]:
+    async def list(self, path: AnyPath = ".") -> list[FileInfo]:
         """A folder's entries by name, or a file's own. QuotaExceeded beyond MOST_ENTRIES."""
         found = await self.listing(path, MOST_ENTRIES)
         if found.more:
@@ -134,7 +135,7 @@ class SandboxFiles:
             )
         return found.entries
 
-    async def listing(self, path: str | os.PathLike[str] = ".", most: int = 1000) -> Listing:
+    async def listing(self, path: AnyPath = ".", most: int = 1000) -> Listing:
         """At most ``most`` of a folder's entries by name, or a file's own."""
         most = max(0, min(most, MOST_ENTRIES))
         folder = path_inside(path, self._handle.workdir)
@@ -147,8 +148,8 @@ class SandboxFiles:
 
     async def upload(
         self,
-        source: str | os.PathLike[str],
-        path: str | os.PathLike[str] = ".",
+        source: AnyPath,
+        path: AnyPath = ".",
         *,
         quota: Quota = MOST_COPIED,
     ) -> int:
@@ -159,8 +160,8 @@ class SandboxFiles:
 
     async def download(
         self,
-        path: str | os.PathLike[str],
-        target: str | os.PathLike[str] = ".",
+        path: AnyPath,
+        target: AnyPath = ".",
         *,
         force: bool = False,
         hidden: bool = False,

@@ -20,6 +20,13 @@ _HEADER = 2**17
 _MOST_SEGMENTS = 500
 _MOST_PIXELS = 2**31
 _SVG = "image/svg+xml"
+_MAGIC = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+"""How these pictures begin. What does not would be refused by whoever is shown it."""
 _SVG_TAG = re.compile(r"<svg\b[^<>]*>")
 _LENGTHS = {
     name: re.compile(rf"\s{name}\s*=\s*[\"']\s*([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)(?:px|pt)?\s*[\"']")
@@ -76,15 +83,17 @@ def joined(value: object) -> str:
 
 
 def decoded(mime: str, value: str) -> bytes:
-    """The bytes of a picture; none if they are not base64, or too many."""
+    """The bytes of a picture; none if they are not base64, too many, or begin as no picture of
+    that kind does."""
     if not value or len(value) > MOST_BYTES * 4 // 3 + 4096:
         return b""
     if mime == _SVG:
-        return value.encode(errors="replace")
+        return value.encode(errors="replace") if "<svg" in value[:_HEADER] else b""
     try:
-        return base64.b64decode("".join(value.split()), validate=True)
+        data = base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError):
         return b""
+    return data if mime in _MAGIC and _MAGIC[mime].match(data) else b""
 
 
 def described(mime: str, value: str) -> str:

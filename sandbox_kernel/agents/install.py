@@ -77,12 +77,9 @@ def install_cell(packages: Sequence[str], workspace: str = "/workspace") -> str:
     )
 
 
-def install_advice(output: str, *, without_egress: bool = False) -> str:
-    """What to do after an installation has failed with this output; empty if that is not known.
-
-    ``without_egress``: the sandbox has no way out at all, whatever pip says.
-    """
-    if without_egress or any(sign in output for sign in _NO_NETWORK):
+def install_advice(output: str) -> str:
+    """What to do after an installation has failed with this output; empty if that is not known."""
+    if any(sign in output for sign in _NO_NETWORK):
         return (
             'The sandbox cannot reach a package index. Open it with egress=["@pip"], which lets '
             "it reach this machine's index and nothing else, or upload wheels and install those."
@@ -98,7 +95,7 @@ def _checked(package: object, workspace: str) -> str:
     if isinstance(package, str) and 0 < len(package) <= _LONGEST:
         text = package.strip()
         if text.lower().endswith(".whl") and _WHEEL.fullmatch(text):
-            return f"./{path_inside(text, workspace)}"
+            return f"{workspace}/{path_inside(text, workspace)}"
         if _REQUIREMENT.fullmatch(text):
             return re.sub(r"\s", "", text)
     raise SpecError(

@@ -21,10 +21,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
+from sandbox_kernel.agents.files import AnyPath
 from sandbox_kernel.agents.job_state import JobState
 from sandbox_kernel.agents.jobs import GRACE, Job
 from sandbox_kernel.agents.notebook_session import NotebookSession
-from sandbox_kernel.agents.notebook_tools import AnyPath, NotebookTools
+from sandbox_kernel.agents.notebook_tools import NotebookTools
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.recorded import RecordedNotebook, check_cell_id
 from sandbox_kernel.agents.result import Result
@@ -170,14 +171,14 @@ class Notebook(NotebookTools):
         finds it). ``input`` answers what the cell asks: texts, or a function of the prompt; without
         it, asking is an error in the cell. A cell whose caller is cancelled is interrupted.
         ``silent`` cells are not recorded; ``store`` puts it into the kernel's history; with
-        ``files``, the result tells what has changed in the workspace meanwhile.
+        ``files``, the result tells what has changed in the workspace from this call on.
         """
         if files:
-            await self._changed_files()
+            await self._changes()
         result = await self._run_to_end(
             code, timeout, on_timeout, input, silent=silent, store=store, cell_id=cell_id
         )
-        return replace(result, files=await self._changed_files()) if files else result
+        return replace(result, files=await self._changes()) if files else result
 
     async def _run(self, code: str, timeout: float | None) -> Result:
         return await self.run(code, timeout=timeout)

@@ -6,26 +6,37 @@ needed for files: they can be read and saved while a cell runs.
 
 from __future__ import annotations
 
+import asyncio
 import builtins
-import os
+import logging
 import secrets
 from dataclasses import replace
 
 from sandbox_kernel.agents.changed_files import ChangedFiles
-from sandbox_kernel.agents.files import MOST_BYTES, Copied, FileInfo, SandboxFiles
+from sandbox_kernel.agents.files import (
+    MOST_BYTES,
+    MOST_COPIED,
+    AnyPath,
+    Copied,
+    FileInfo,
+    Listing,
+    SandboxFiles,
+)
 from sandbox_kernel.agents.install import install_advice, install_cell
 from sandbox_kernel.agents.job_state import JobState
 from sandbox_kernel.agents.jobs import Job
 from sandbox_kernel.agents.notebook_session import NotebookSession
 from sandbox_kernel.agents.result import ChangedFile, Result
 from sandbox_kernel.agents.variables import Variable, check_language, request, variables_of
-from sandbox_kernel.errors import KernelError, SandboxTimeout, WorkspaceError
+from sandbox_kernel.errors import KernelError, SandboxError, SandboxTimeout, WorkspaceError
 from sandbox_kernel.jupyter.kernel_workspace import open_store
 from sandbox_kernel.spec import check_name
 from sandbox_kernel.tunnel.background import aside, run
 from sandbox_kernel.workspace import hydrate, persist
+from sandbox_kernel.workspace.reports import Quota
 
-AnyPath = str | os.PathLike[str]
+log = logging.getLogger("sandbox_kernel")
+
 _ANSWER = 30.0
 
 
@@ -56,22 +67,46 @@ class NotebookTools:
         """The entries of a folder of the workspace by name, or a file's own."""
         return await run(self._files.list(path))
 
-    async def upload(self, source: AnyPath, path: AnyPath = ".") -> int:
-        """Copy a file or folder of this host into the workspace. The number of files."""
-        return await run(self._files.upload(source, path))
+    async def listing(self, path: AnyPath = ".", most: int = 1000) -> Listing:
+        """At most so many entries of a folder by name, and how many more there are."""
+        return await run(self._files.listing(path, most))
+
+    async def upload(
+        self, source: AnyPath, path: AnyPath = ".", *, quota: Quota = MOST_COPIED
+    ) -> int:
+        """Copy a file or folder of this host into the workspace; into an existing folder, under
+        its own name. The number of files. QuotaExceeded if there is more than ``quota``."""
+        return await run(self._files.upload(source, path, quota=quota))
 
     async def download(
-        self, path: AnyPath, target: AnyPath = ".", *, force: bool = False, hidden: bool = False
+        self,
+        path: AnyPath,
+        target: AnyPath = ".",
+        *,
+        force: bool = False,
+        hidden: bool = False,
+        quota: Quota = MOST_COPIED,
     ) -> Copied:
-        """Copy a file or folder of the workspace to this host. ``force`` replaces a file;
-        without ``hidden``, names with a dot are left out."""
-        return await run(self._files.download(path, target, force=force, hidden=hidden))
+        """Copy a file or folder of the workspace to this host; into an existing folder, under its
+        own name. ``force`` replaces a file; without ``hidden``, names with a dot are left out."""
+        copying = self._files.download(path, target, force=force, hidden=hidden, quota=quota)
+        return await run(copying)
 
-    async def _changed_files(self) -> builtins.list[ChangedFile]:
-        """What has changed in the workspace since the last look; nothing at the first one."""
-        if self._watched is None:
-            self._watched = ChangedFiles(self._checked().kernel.sandboxed.handle)
+    async def changed_files(self) -> builtins.list[ChangedFile]:
+        """What has changed in the workspace since this was asked last; nothing at first."""
+        handle = self._checked().kernel.sandboxed.handle
+        if self._watched is None or self._watched.handle is not handle:
+            await self._stop_watching()  # a restart may have made a new sandbox
+            self._watched = ChangedFiles(handle)
         return await run(self._watched.look())
+
+    async def _changes(self) -> builtins.list[ChangedFile]:
+        """The same for a cell, which does not fail because of it."""
+        try:
+            return await self.changed_files()
+        except SandboxError as error:
+            log.warning("%s", error)
+            return []
 
     async def _stop_watching(self) -> None:
         watched, self._watched = self._watched, None
@@ -130,8 +165,7 @@ class NotebookTools:
         result = await self._run(install_cell(packages, handle.workdir), timeout)
         if result.status != "error":
             return result
-        advice = install_advice(result.text, without_egress=not handle.spec.egress)
-        return replace(result, why=advice or result.why)
+        return replace(result, why=install_advice(result.text) or result.why)
 
     async def _run(self, code: str, timeout: float | None) -> Result:
         raise NotImplementedError
@@ -155,13 +189,14 @@ class NotebookTools:
         job: Job = session.queue.add(state)
         try:
             result = await job.wait(timeout)
-        except BaseException as error:
+        except SandboxTimeout:
+            await session.queue.stop(job, "it took too long", None)
+            raise SandboxTimeout(
+                f"The variables in sandbox {session.queue.sandbox!r} were not listed within "
+                f"{timeout:g} s: the kernel is busy. Wait for its jobs, or interrupt it."
+            ) from None
+        except asyncio.CancelledError:
             session.queue.stop_soon(job, "its caller has left")
-            if isinstance(error, SandboxTimeout):
-                raise SandboxTimeout(
-                    f"The variables in sandbox {session.queue.sandbox!r} were not listed within "
-                    f"{timeout:g} s: the kernel is busy. Wait for its jobs, or interrupt it."
-                ) from None
             raise
         if state.reply is None:
             raise KernelError(

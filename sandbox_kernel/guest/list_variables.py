@@ -20,6 +20,7 @@ _TEXTS = (str, bytes, bytearray)
 _BRACKETS = ((list, "[]"), (tuple, "()"), (set, "{}"), (frozenset, "{}"), (dict, "{}"))
 _SIZED = (str, bytes, bytearray, list, tuple, set, frozenset, dict, range)
 _SIMPLE = (bool, float, complex, type(None), range)
+_SCALARS = ("float64", "float32", "int64", "int32", "bool_", "str_")
 _OURS = frozenset(["In", "Out", "get_ipython", "exit", "quit", "open"])
 _MODULE = type(sys)
 
@@ -55,6 +56,8 @@ def short(value: Any, depth: int = 0) -> str:
     for kind, brackets in _BRACKETS:
         if cls is kind:
             return _items(value, kind, brackets, depth)
+    if among(cls, (_known("numpy", name) for name in _SCALARS)):
+        return short(value.item(), depth)
     if cls is type(short):
         code = value.__code__
         count = code.co_argcount + code.co_kwonlyargcount

@@ -141,6 +141,9 @@ def test_the_size_of_an_svg_may_be_in_its_view_box() -> None:
         ("image/png", ["a", 3, None]),
         ("image/png", {"no": "string"}),
         ("image/png", "=" * 1000),
+        ("image/png", encoded(png(1, 1)).strip() + "!"),
+        ("image/png", encoded(gif(1, 1))),
+        ("image/svg+xml", "<html>"),
         ("image/jpeg", "é"),
     ],
 )

@@ -137,10 +137,17 @@ def test_arrays_and_tables_tell_their_shape(monkeypatch: pytest.MonkeyPatch) -> 
     class DataFrame:
         shape, columns, dtypes = (9, 2), ["a", object()], ["Int64", "String"]
 
-    monkeypatch.setitem(sys.modules, "numpy", types.SimpleNamespace(ndarray=ndarray))
+    class float64:  # noqa: N801
+        @staticmethod
+        def item() -> float:
+            return 0.5
+
+    numpy = types.SimpleNamespace(ndarray=ndarray, float64=float64)
+    monkeypatch.setitem(sys.modules, "numpy", numpy)
     monkeypatch.setitem(sys.modules, "polars", types.SimpleNamespace(DataFrame=DataFrame))
     array = list_variables.described("a", ndarray())
     assert (array["shape"], array["size"], array["text"]) == ([3, 4], 96, "float64")
+    assert list_variables.described("n", float64())["text"] == "0.5"
     table = list_variables.described("t", DataFrame())
     assert (table["shape"], table["text"]) == ([9, 2], "a Int64, <object> String")
     monkeypatch.delitem(sys.modules, "numpy")
