@@ -23,7 +23,7 @@ from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from sandbox_kernel.errors import SandboxNotFound
 from sandbox_kernel.sandboxes.local import LocalClient
 from tests.helpers.coroutines import finish
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import until
 
 PROGRAM = [sys.executable, "-m", "sandbox_kernel"]
 _TELL_ID = 'echo $$ > "$0"; exec "$@"'
@@ -64,6 +64,13 @@ class Agent:
     """The progress that the server has reported."""
 
     async def call(self, tool: str, **arguments: Any) -> Answer:
+        """Again for as long as the sandbox is not ready."""
+        while True:
+            answer = await self.once(tool, **arguments)
+            if tool == "open" or answer.facts.get("status") != "starting":
+                return answer
+
+    async def once(self, tool: str, **arguments: Any) -> Answer:
         async def tell(progress: float, total: float | None, message: str | None) -> None:
             self.told.append(message or "")
 
@@ -129,13 +136,20 @@ class Servers:
         ):
             yield Agent(client)
 
-    def sandboxes(self) -> list[str]:
+    async def sandboxes(self) -> list[str]:
         """All that run."""
+        client, found = LocalClient(), []
+        for name in await client.list():
+            with contextlib.suppress(SandboxNotFound):  # it ends meanwhile
+                if (await (await client.get(name)).info()).status == "running":
+                    found.append(name)
+        return found
 
-        return finish(_running())
+    async def no_sandbox_is_left(self) -> None:
+        async def none() -> bool:
+            return not await self.sandboxes()
 
-    def no_sandbox_is_left(self) -> None:
-        wait_until(lambda: not self.sandboxes(), "the sandboxes end")
+        await until(none, "the sandboxes end")
 
     def end(self) -> None:
         for server in self.started:
@@ -167,15 +181,6 @@ def servers_of_a_test(folder: Path) -> Iterator[Servers]:
     finally:
         servers.end()
         finish(_remove_all())
-
-
-async def _running() -> list[str]:
-    client, found = LocalClient(), []
-    for name in await client.list():
-        with contextlib.suppress(SandboxNotFound):  # it ends meanwhile
-            if (await (await client.get(name)).info()).status == "running":
-                found.append(name)
-    return found
 
 
 async def _remove_all() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sandbox_kernel.agents.mcp.ledger import Ledger
 from sandbox_kernel.agents.mcp.policy import Policy
-from sandbox_kernel.agents.mcp.slow import SlowWork, Tell
+from sandbox_kernel.agents.mcp.slow import NotReady, SlowWork, StillRunning, Tell
 from sandbox_kernel.agents.notebook import Notebook
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound, SpecRefused
 
@@ -99,7 +99,10 @@ class Sandboxes:
         if held is None:
             work = lambda: self._hold(name, self._attached(name))  # noqa: E731
             seconds = self.policy.limits.call_seconds
-            await self.slow.outcome(("hold", name), work, seconds, tell, "attaching")
+            try:
+                await self.slow.outcome(("hold", name), work, seconds, tell, "attaching")
+            except StillRunning:
+                raise NotReady from None
             held = self._held[name]
         held.used = time.monotonic()
         return held.notebook

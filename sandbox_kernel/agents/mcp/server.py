@@ -24,7 +24,7 @@ from sandbox_kernel.agents.mcp.files import Files, mime_of
 from sandbox_kernel.agents.mcp.policy import NAME, Policy
 from sandbox_kernel.agents.mcp.resources import add_resources
 from sandbox_kernel.agents.mcp.sandboxes import Sandboxes
-from sandbox_kernel.agents.mcp.slow import StillRunning
+from sandbox_kernel.agents.mcp.slow import NotReady, StillRunning
 from sandbox_kernel.agents.mcp.workspaces import Workspaces
 from sandbox_kernel.errors import SandboxError, SandboxNotFound, SpecError
 from sandbox_kernel.suggestions import check_keys
@@ -89,9 +89,7 @@ class SandboxServer(MCPServer[None]):
             return await super().call_tool(name, arguments, context)
         except UnexpectedToolError as error:
             if isinstance(error.__cause__, StillRunning):
-                known = {key: arguments[key] for key in ("sandbox", "job") if key in arguments}
-                again = f"It goes on. Call {name} again to learn its outcome."
-                return CallToolResult(content=[status(**known, status="not done yet", next=again)])
+                return _not_yet(name, arguments, error.__cause__)
             if isinstance(error.__cause__, SandboxError):
                 raise ToolError(_for_model(error.__cause__)) from error.__cause__
             raise
@@ -137,6 +135,15 @@ def instructions(policy: Policy) -> str:
         f"({', '.join(limits.backends)}), {limits.cell_seconds:g} s for a cell, and "
         f"{limits.output_chars} characters of output in one answer. Close sandboxes after use."
     )
+
+
+def _not_yet(name: str, arguments: dict[str, Any], why: StillRunning) -> CallToolResult:
+    known = {key: arguments[key] for key in ("sandbox", "job") if key in arguments}
+    if isinstance(why, NotReady):
+        facts = {"status": "starting", "next": f"Nothing was done yet. Call {name} again."}
+    else:
+        facts = {"status": "not done yet", "next": f"It goes on. Call {name} again to learn more."}
+    return CallToolResult(content=[status(**known, **facts)])
 
 
 def _for_model(error: BaseException) -> str:

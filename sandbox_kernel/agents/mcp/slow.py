@@ -19,6 +19,10 @@ class StillRunning(Exception):
     """The time of this call is over; the work is not."""
 
 
+class NotReady(StillRunning):
+    """The sandbox of a call is being made or attached to, so the call has done nothing."""
+
+
 class SlowWork:
     """At most one task for each key. A call waits for it for a while; if that is not enough, a
     later call with the same key gets its outcome."""

@@ -146,8 +146,12 @@ def _serve_http(policy: Policy) -> int:
 
     token = read_token(policy.door.token_file)
     with listen(policy.door) as listening:
-        print(url(listening), flush=True)
-        return _until_signal(serve_http(policy, listening, token))
+
+        async def serve() -> None:
+            print(url(listening), flush=True)  # now that signals are heeded
+            await serve_http(policy, listening, token)
+
+        return _until_signal(serve())
 
 
 def _until_signal(serving: Any) -> int:
