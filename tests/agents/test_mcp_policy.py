@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.agents.mcp import ledger as ledger_module
-from sandbox_kernel.agents.mcp.configuration import LEASE, read_policy
+from sandbox_kernel.agents.mcp.configuration import LEASE, read_policy, settle_environment
 from sandbox_kernel.agents.mcp.http_address import accepted_hosts, address_url, listen
 from sandbox_kernel.agents.mcp.http_guard import Guard, Receive, Scope, Send
 from sandbox_kernel.agents.mcp.ledger import Ledger
@@ -20,6 +20,7 @@ from sandbox_kernel.agents.mcp.policy import Door, Limits, Policy
 from sandbox_kernel.agents.mcp.token import read_token
 from sandbox_kernel.cli import main
 from sandbox_kernel.errors import SandboxNotFound, SpecError, SpecRefused
+from sandbox_kernel.spec import SETTINGS
 from tests.helpers.own_folders import own_folders
 
 POLICY = """
@@ -83,6 +84,15 @@ def test_the_environment_changes_nothing_that_is_decided(
     settings = read_policy(str(file), {}, {}, {}).settings["local"]
     assert "egress" not in settings
     assert settings["memory_mib"] == 700
+
+
+def test_a_server_heeds_no_variables_after_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the environment would win over what sandboxes are opened with."""
+    for variable in SETTINGS.values():
+        monkeypatch.setenv(variable.variable, "default=allow")
+    settle_environment()
+    assert not {one.variable for one in SETTINGS.values()} & set(os.environ)
+    assert "SANDBOX_KERNEL_DATA_DIR" in os.environ
 
 
 @pytest.mark.parametrize(

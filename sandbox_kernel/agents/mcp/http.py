@@ -40,6 +40,7 @@ async def serve_http(policy: Policy, listening: socket.socket, token: str) -> No
         guard = Guard(app, token=token, hosts=hosts, origins=policy.door.allowed_origins)
         config = uvicorn.Config(
             guard,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -32,7 +32,7 @@ class Guard:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
-            raise ValueError(f"no {scope['type']} here")  # uvicorn refuses the connection
+            raise ValueError(f"There is no {scope['type']} here.")
         code, words = self.refusal(scope["headers"])
         if not code:
             return await self._app(scope, receive, send)
