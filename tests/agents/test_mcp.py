@@ -17,7 +17,7 @@ import nbformat
 import pytest
 from mcp import MCPError
 
-from tests.agents.mcp_servers import PROGRAM, Refused, Servers, png, servers_of_a_test
+from tests.agents.mcp_servers import Refused, Servers, png, servers_of_a_test
 from tests.helpers.coroutines import finish
 from tests.helpers.own_folders import own_folders
 from tests.helpers.waiting import wait_until
@@ -320,6 +320,19 @@ async def test_a_server_that_is_killed_loses_nothing(servers: Servers) -> None:
         assert "99" in (await agent.call("run", sandbox=box, code="n")).text
 
 
+async def test_two_servers_of_one_policy_take_turns(servers: Servers) -> None:
+    """A client that starts a second server before the first has ended, or two that share a
+    sandbox: each call finds it."""
+    async with servers.agent() as first, servers.agent() as second:
+        box = await first.open()
+        await first.call("run", sandbox=box, code="x = 1")
+        assert "2" in (await second.call("run", sandbox=box, code="x + 1")).text
+        assert "3" in (await first.call("run", sandbox=box, code="x + 2")).text
+        await second.call("close", sandbox=box)
+        with pytest.raises(Refused, match=r"There is no sandbox|has ended"):
+            await first.call("run", sandbox=box, code="x")
+
+
 CLIENT = """
 import asyncio, sys
 from mcp import Client
@@ -448,6 +461,23 @@ async def test_hostile_calls_get_an_error_and_the_session_goes_on(servers: Serve
         assert "4" in (await agent.call("run", **own, code="2 + 2")).text
 
 
+NOISY = """
+import os, sys
+from sandbox_kernel.agents.mcp.sandboxes import Sandboxes
+from sandbox_kernel.cli import main
+
+use = Sandboxes.use
+
+def noisy(self, *rest):
+    print("noise of Python", flush=True)
+    os.system("echo noise of a child")
+    return use(self, *rest)
+
+Sandboxes.use = noisy
+sys.exit(main())
+"""
+
+
 def test_stdout_carries_frames_only(servers: Servers) -> None:
     """Whatever is printed, warned about or sent: each line is an answer, and junk is survived."""
     box = "mcp-0123456789abcdef"
@@ -482,7 +512,7 @@ def test_stdout_carries_frames_only(servers: Servers) -> None:
         "",
     ]
     server = subprocess.Popen(
-        [*PROGRAM, "mcp"],
+        [sys.executable, "-c", NOISY, "mcp"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -496,8 +526,10 @@ def test_stdout_carries_frames_only(servers: Servers) -> None:
         answers: list[dict[str, Any]] = []
         while not answers or answers[-1].get("id") != 3:
             answers.append(json.loads(server.stdout.readline()))
-        out, _ = server.communicate(timeout=60)
+        out, errors = server.communicate(timeout=60)
     assert out == b""
+    assert b"noise of Python" in errors
+    assert b"noise of a child" in errors
     assert server.returncode == 0
     assert all(answer["jsonrpc"] == "2.0" for answer in answers)
     assert "error" in next(answer for answer in answers if answer.get("id") == 7)
