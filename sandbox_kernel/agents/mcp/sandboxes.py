@@ -52,7 +52,16 @@ class Sandboxes:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Leave all sandboxes, as the policy says."""
+        """Leave all sandboxes, as the policy says. A client that closes our stdin sends SIGTERM
+        soon after, which cancels us: that does not cut it short."""
+        leaving = asyncio.ensure_future(self._leave())
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            await leaving
+            raise
+
+    async def _leave(self) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait([self._upkeep])
@@ -175,6 +184,8 @@ class Sandboxes:
                     await self._look_after(name, held)
                 except SandboxError as error:
                     _log.warning("sandbox %s: %s", name, error)
+                except Exception:
+                    _log.exception("sandbox %s", name)  # the others are looked after all the same
 
     async def _look_after(self, name: str, held: Held) -> None:
         limits, now = self.policy.limits, time.monotonic()
