@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sandbox_kernel"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/README.md")])
 FOLDERS = (
-    *("sandbox_kernel", "tests", "docs", "benchmarks", "tools", "notebooks", "kernelspecs"),
-    "examples",
+    *("sandbox_kernel", "tests", "docs", "benchmarks", "tools", "notebooks", "examples"),
+    "kernelspecs",
 )
 NOT_OURS = {"sitecustomize.py", "benchmarks/results/latest.json"}
 """Named on the pages, but not in the repository: an attacker's file, and a result."""

@@ -69,23 +69,31 @@ class Notebook(NotebookTools):
         kernel: str | None = None,
         backend: str | None = None,
         output: AnyPath | None = None,
+        content: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Opening:
         """A new kernel in a new sandbox: ``await`` it, or enter it with ``async with``.
 
         Cells are recorded in the file at ``path``, after those that it has, or in ``output``, which
-        begins with them; without either, nowhere. ``kernel`` names one of our kernelspecs, else it
-        is ipykernel. ``settings`` are those of a kernelspec (docs/settings.md), and like those of
-        a kernelspec they give way to ``SANDBOX_KERNEL_*`` in the environment.
+        begins with them; without either, nowhere. With ``content``, a notebook of format 4.5, the
+        file has that instead, before anything is started. ``kernel`` names one of our kernelspecs,
+        else it is ipykernel. ``settings`` are those of a kernelspec (docs/settings.md), and like
+        those of a kernelspec they give way to ``SANDBOX_KERNEL_*`` in the environment.
         """
         start = {"kernel": kernel, "backend": backend, "settings": settings}
-        return Opening(partial(cls._open, path, output, start))
+        return Opening(partial(cls._open, path, output, content, start))
 
     @classmethod
     async def _open(
-        cls, path: AnyPath | None, output: AnyPath | None, start: dict[str, Any]
+        cls,
+        path: AnyPath | None,
+        output: AnyPath | None,
+        content: Mapping[str, Any] | None,
+        start: dict[str, Any],
     ) -> Notebook:
-        record = await asyncio.to_thread(_record, path, output)
+        record = await asyncio.to_thread(_record, path, output, content)
+        if record is not None and content is not None:
+            await record.write(lasting=False)
         cwd = await asyncio.to_thread(_folder, path)
         # A copy of a notebook does not share the saved files of the original.
         notebook = str(record.path) if record is not None and output is None else ""
@@ -326,14 +334,16 @@ class Notebook(NotebookTools):
         return self._session
 
 
-def _record(path: AnyPath | None, output: AnyPath | None) -> RecordedNotebook | None:
+def _record(
+    path: AnyPath | None, output: AnyPath | None, content: Mapping[str, Any] | None
+) -> RecordedNotebook | None:
     """Blocks. SpecError, or SandboxExists if a process records another notebook there."""
     if path is None and output is None:
         return None
     to = Path(os.path.abspath(output if output is not None else path or ""))
     source = Path(os.path.abspath(path)) if path is not None and output is not None else None
     _check_unused(to)
-    return RecordedNotebook.open(to, source)
+    return RecordedNotebook.open(to, source, content)
 
 
 def _folder(path: AnyPath | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.errors import SandboxGone, SpecError
+from sandbox_kernel.jupyter.configuration import GIVEN
 from sandbox_kernel.kernels import SandboxedKernel
 from sandbox_kernel.live_notebooks import LiveNotebook
 from sandbox_kernel.recordings import Recording
@@ -231,10 +232,11 @@ def _kernelspec(
             f"The kernel {kernel!r} does not run in a sandbox, so no notebook was opened. Name one "
             f"that `sandbox-kernel install` has made, or none."
         )
-    given = {**settings, **({"backend": backend} if backend else {})}
+    given = {key: value for key, value in settings.items() if value is not None}
+    given |= {"backend": backend} if backend else {}
     config = {**provisioner.get("config", {}), **given}
     found["metadata"] = {
         **found["metadata"],
-        "kernel_provisioner": {**provisioner, "config": config},
+        "kernel_provisioner": {**provisioner, "config": config, GIVEN: sorted(given)},
     }
     return name, found

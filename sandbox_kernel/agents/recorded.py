@@ -64,13 +64,20 @@ class RecordedNotebook:
         """Why the file could not be written last time."""
 
     @classmethod
-    def open(cls, path: Path, source: Path | None = None) -> RecordedNotebook:
-        """Of a file, which may be missing, or with the cells of another one. Blocks. SpecError."""
+    def open(
+        cls, path: Path, source: Path | None = None, content: Mapping[str, Any] | None = None
+    ) -> RecordedNotebook:
+        """Of a file, which may be missing, or with the cells of another one, or with ``content``,
+        which is not written yet. Blocks. SpecError."""
         if path.suffix != ENDING:
             raise SpecError(f"{path} was not opened: a notebook's name ends with {ENDING}.")
         path = Path(os.path.realpath(path))
         if not path.parent.is_dir():
             raise SpecError(f"{path} was not opened: its folder does not exist. Make it first.")
+        if content is not None:
+            made = cls(path, dict(content))
+            made._due = True
+            return made
         source = source or path
         return cls(path, _read(source) if source != path or path.exists() else None)
 

@@ -34,7 +34,12 @@ from sandbox_kernel.jupyter import (
 )
 from sandbox_kernel.jupyter.bring_files import bring_files
 from sandbox_kernel.jupyter.companions import set_up_companions
-from sandbox_kernel.jupyter.configuration import place_of, read_configuration
+from sandbox_kernel.jupyter.configuration import (
+    GIVEN,
+    environment_beside,
+    place_of,
+    read_configuration,
+)
 from sandbox_kernel.jupyter.connections import (
     addresses,
     endpoint_folder,
@@ -89,11 +94,14 @@ class SandboxProvisioner(ProvisionedKernel):
     def configuration(self) -> KernelConfiguration:
         """The settings in force for this kernel."""
         configured = {key: getattr(self, key) for key in _SETTINGS}
+        kept = self.kernel_spec.metadata if self.kernel_spec else {}
+        given = kept.get("kernel_provisioner", {}).get(GIVEN, ())
         return read_configuration(
             self._kernelspec_config,
             {key: value for key, value in configured.items() if value is not None},
             default_name=f"kernel-{(self.kernel_id or secrets.token_hex(4))[:8].lower()}"
             f"-{secrets.token_hex(2)}",
+            environ=environment_beside(given),
             not_for="launcher",
         )
 
