@@ -17,6 +17,7 @@ from sandbox_kernel.cli.commands import (
     install,
     launch,
     logs,
+    mcp,
     pause,
     policy,
     ps,
@@ -29,7 +30,7 @@ from sandbox_kernel.spec import NOTEBOOK
 
 _COMMANDS = (
     *(install, doctor, ps, rm, pause, logs, exec_, cp, run, launch, image, workspace),
-    *(gateway, policy, audit),
+    *(mcp, gateway, policy, audit),
 )
 _EPILOG = """\
 Start with `sandbox-kernel doctor`. Each command has its own --help, with examples.
