@@ -1,7 +1,7 @@
 """SandboxKernelSandbox: a sandbox for AG2's tools that run code and shell commands.
 
     async with SandboxKernelSandbox("local", memory_mib=1024) as sandbox:
-        code = SandboxCodeTool(CodeAdapter(sandbox))
+        agent = Agent("coder", config=config, tools=[SandboxCodeTool(sandbox)])
 
 Files are confined to the working folder, as AG2 asks, on top of the sandbox itself.
 """
@@ -9,12 +9,14 @@ Files are confined to the working folder, as AG2 asks, on top of the sandbox its
 from __future__ import annotations
 
 import posixpath
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import SandboxBridge
-from sandbox_kernel.agents.sandbox_files import SandboxFiles
+from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.spec import DEFAULT_BACKEND
 
@@ -42,7 +44,7 @@ class SandboxKernelSandbox(SandboxBase):
         **settings: Any,
     ) -> None:
         self.bridge = SandboxBridge(backend, attach=attach, **settings)
-        self._files = SandboxFiles(self.bridge)
+        self._files = BridgeFiles(self.bridge)
         self._timeout = timeout
         self._max_output = max_output
         self._workdir = PurePosixPath(SandboxHandle.workdir)
@@ -58,6 +60,12 @@ class SandboxKernelSandbox(SandboxBase):
     async def detach(self) -> None:
         """Leave the sandbox running: ``attach`` goes on with it until its lease is over."""
         await self.bridge.detach()
+
+    @asynccontextmanager
+    async def open(self, context: object = None) -> AsyncIterator[SandboxKernelSandbox]:
+        """As a SandboxFactory, which AG2's tools take: the same sandbox for each call."""
+        await self.__aenter__()
+        yield self
 
     @property
     def workdir(self) -> PurePosixPath:

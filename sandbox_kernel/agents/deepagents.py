@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import SandboxBridge, blocking
-from sandbox_kernel.agents.sandbox_files import SandboxFiles
+from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.spec import DEFAULT_BACKEND
 
 try:
@@ -57,7 +57,7 @@ class SandboxKernelBackend(BaseSandbox):
         **settings: Any,
     ) -> None:
         self.bridge = SandboxBridge(backend, attach=attach, **settings)
-        self._files = SandboxFiles(self.bridge)
+        self._files = BridgeFiles(self.bridge)
         self._timeout = timeout
 
     # --- its life

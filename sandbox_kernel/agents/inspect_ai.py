@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import Outcome, SandboxBridge
-from sandbox_kernel.agents.sandbox_files import FileTooLarge, SandboxFiles
+from sandbox_kernel.agents.bridge_files import FileTooLarge, BridgeFiles
 from sandbox_kernel.errors import ExecFailed, SandboxGone, SandboxNotFound, SpecError
 from sandbox_kernel.spec import DEFAULT_BACKEND
 
@@ -77,7 +77,7 @@ class SandboxKernelEnvironment(SandboxEnvironment):
     def __init__(self, bridge: SandboxBridge) -> None:
         super().__init__()
         self.bridge = bridge
-        self._files = SandboxFiles(bridge)
+        self._files = BridgeFiles(bridge)
         self._user: frozenset[str] = frozenset()
 
     # --- its life

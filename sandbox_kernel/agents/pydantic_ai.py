@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import MAX_OUTPUT, SandboxBridge
-from sandbox_kernel.agents.sandbox_files import Entry, SandboxFiles
+from sandbox_kernel.agents.bridge_files import Entry, BridgeFiles
 from sandbox_kernel.errors import (
     SandboxElsewhere,
     SandboxGone,
@@ -69,7 +69,7 @@ class SandboxKernelWorkspace(
                     f"the backend that made it."
                 )
         self.bridge = SandboxBridge(backend, attach=ref.id if ref else None, **settings)
-        self._files = SandboxFiles(self.bridge)
+        self._files = BridgeFiles(self.bridge)
         self._timeout = timeout
         self._folder: str | None = None
 

@@ -243,7 +243,7 @@ class SandboxBridge:
         return Outcome.of(output, 128 - code if code < 0 else code)
 
     async def ask(self, request: Mapping[str, Any], stdin: bytes, most: int) -> tuple[bytes, str]:
-        """For SandboxFiles: the answer of ``guest/tool_files.py``, and the sandbox's name."""
+        """For BridgeFiles: the answer of ``guest/tool_files.py``, and the sandbox's name."""
         line = json.dumps(request).encode() + b"\n"
         return await background.run(self._ask(line + stdin, most))
 

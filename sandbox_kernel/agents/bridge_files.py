@@ -1,4 +1,4 @@
-"""SandboxFiles: an agent's files in the sandbox of a SandboxBridge.
+"""BridgeFiles: an agent's files in the sandbox of a SandboxBridge.
 
 Paths are the sandbox's, relative ones from its working folder; the sandbox itself is the wall. Its
 errors are Python's own (FileNotFoundError, IsADirectoryError, PermissionError, ...). What it sends
@@ -43,7 +43,7 @@ class Entry:
     """None if it is not a regular file."""
 
 
-class SandboxFiles:
+class BridgeFiles:
     """All methods may be called from any asyncio loop, as those of the bridge."""
 
     def __init__(self, bridge: SandboxBridge) -> None:
@@ -102,7 +102,7 @@ class SandboxFiles:
         said, sandbox = await self._bridge.ask(request, data, answer)
         try:
             found = json.loads(said)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             words = printable(said[-_MAX_WORDS:].decode(errors="replace")).strip()
@@ -116,9 +116,12 @@ class SandboxFiles:
         return found
 
     def _entry(self, found: Any, path: str, *, inside: bool = False) -> Entry:
+        if not isinstance(found, dict):
+            raise self._nonsense(found)
         name, is_dir, size = (found.get(key) for key in ("name", "dir", "size"))
-        fits = isinstance(name, str) and isinstance(is_dir, bool)
-        if not fits or (size is not None and not isinstance(size, int)) or "/" in name:
+        if not isinstance(name, str) or "/" in name or not isinstance(is_dir, bool):
+            raise self._nonsense(found)
+        if size is not None and (type(size) is not int or size < 0):
             raise self._nonsense(found)
         name = _text(name)
         return Entry(name, posixpath.join(path, name) if inside else path, is_dir, size)
