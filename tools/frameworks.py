@@ -30,12 +30,12 @@ ENVIRONMENTS = {
 
 def main(arguments: list[str]) -> int:
     """Run pytest with ``arguments`` (default: the tests of each) in each environment."""
-    variables = {**os.environ, "SANDBOX_KERNEL_FRAMEWORKS": "1"}
+    variables = {**os.environ, "TEST_FRAMEWORKS": "1"}
     failed = False
     for folder, (wanted, tests) in ENVIRONMENTS.items():
         python = environment(ROOT / folder, wanted)
         options = arguments or ["-n", "2", "--dist", "loadscope", *tests]
-        command = [python, "-m", "pytest", "-q", *options]
+        command = [python, "-m", "pytest", "-q", "-p", "no:asyncio", *options]
         failed |= subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode != 0
     return 1 if failed else 0
 

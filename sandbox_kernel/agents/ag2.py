@@ -12,11 +12,11 @@ import posixpath
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
+from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import SandboxBridge
-from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.spec import DEFAULT_BACKEND
 
@@ -49,7 +49,7 @@ class SandboxKernelSandbox(SandboxBase):
         self._max_output = max_output
         self._workdir = PurePosixPath(SandboxHandle.workdir)
 
-    async def __aenter__(self) -> SandboxKernelSandbox:
+    async def __aenter__(self) -> Self:
         self._workdir = PurePosixPath((await self.bridge.open()).workdir)
         return self
 
@@ -61,8 +61,12 @@ class SandboxKernelSandbox(SandboxBase):
         """Leave the sandbox running: ``attach`` goes on with it until its lease is over."""
         await self.bridge.detach()
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Agents copy their tools; there is one sandbox."""
+        return self
+
     @asynccontextmanager
-    async def open(self, context: object = None) -> AsyncIterator[SandboxKernelSandbox]:
+    async def open(self, context: object = None) -> AsyncIterator[Self]:
         """As a SandboxFactory, which AG2's tools take: the same sandbox for each call."""
         await self.__aenter__()
         yield self

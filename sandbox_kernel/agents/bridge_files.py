@@ -96,7 +96,13 @@ class BridgeFiles:
         return _text(found)
 
     async def _ask(
-        self, operation: str, path: str, data: bytes = b"", *, answer: int = _MAX_ANSWER, **more: Any
+        self,
+        operation: str,
+        path: str,
+        data: bytes = b"",
+        *,
+        answer: int = _MAX_ANSWER,
+        **more: Any,
     ) -> dict[str, Any]:
         request = {"operation": operation, "path": path, **more}
         said, sandbox = await self._bridge.ask(request, data, answer)

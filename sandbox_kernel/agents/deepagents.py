@@ -14,9 +14,9 @@ import posixpath
 from collections.abc import Sequence
 from typing import Any, Self
 
+from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import SandboxBridge, blocking
-from sandbox_kernel.agents.bridge_files import BridgeFiles
 from sandbox_kernel.spec import DEFAULT_BACKEND
 
 try:

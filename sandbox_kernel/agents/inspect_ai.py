@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from sandbox_kernel.agents.bridge_files import BridgeFiles, FileTooLarge
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import Outcome, SandboxBridge
-from sandbox_kernel.agents.bridge_files import FileTooLarge, BridgeFiles
 from sandbox_kernel.errors import ExecFailed, SandboxGone, SandboxNotFound, SpecError
 from sandbox_kernel.spec import DEFAULT_BACKEND
 

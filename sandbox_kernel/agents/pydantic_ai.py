@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+from sandbox_kernel.agents.bridge_files import BridgeFiles, Entry
 from sandbox_kernel.agents.extras import missing
 from sandbox_kernel.agents.sandbox_bridge import MAX_OUTPUT, SandboxBridge
-from sandbox_kernel.agents.bridge_files import Entry, BridgeFiles
 from sandbox_kernel.errors import (
     SandboxElsewhere,
     SandboxGone,
@@ -175,7 +175,7 @@ class SandboxKernelWorkspace(
 
 @asynccontextmanager
 async def _available() -> AsyncIterator[None]:
-    """A sandbox that is gone has an error of the framework's own, after which nothing is retried."""
+    """A sandbox that is gone has an error of the framework's own: nothing is tried again."""
     try:
         yield
     except _GONE as error:

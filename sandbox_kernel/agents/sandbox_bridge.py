@@ -2,8 +2,8 @@
 
 The adapters of this package stand on it. The sandbox is made, or found, on first use. It lives as
 long as this process uses it: ``close`` removes it, ``detach`` leaves it to its lease, and so does
-the end of the process. All methods may be called from any thread and any asyncio loop: they work on
-the background loop (``tunnel/background.py``). Callers without a loop say ``blocking(method(...))``.
+the end of the process. All methods may be called from any thread and any asyncio loop; they work on
+the background loop (``tunnel/background.py``). Callers without a loop say ``blocking(call(...))``.
 """
 
 from __future__ import annotations

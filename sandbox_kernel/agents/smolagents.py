@@ -90,7 +90,7 @@ class SandboxKernelExecutor(RemotePythonExecutor):
             self._setting_up = False
 
     def run_code_raise_errors(self, code: str) -> CodeOutput:
-        """Run code as a cell. AgentExecutionError if it fails, takes too long, or ends its kernel."""
+        """Run code as a cell. AgentExecutionError if it fails, is too slow, or ends its kernel."""
         with self._lock:
             if self._setting_up and code not in self._setup:
                 self._setup.append(code)

@@ -54,7 +54,7 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self.end)
         try:
-            self.process = process = subprocess.Popen(  # noqa: S603  (what it is for)
+            self.process = process = subprocess.Popen(
                 request["argv"],
                 env={**os.environ, **request["env"]},
                 cwd=request["cwd"],
@@ -80,7 +80,9 @@ class Runner:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        targets = {end.fileno(): to for end, to in ((process.stdout, 1), (process.stderr, 2)) if end}
+        targets = {
+            end.fileno(): to for end, to in ((process.stdout, 1), (process.stderr, 2)) if end
+        }
         with selectors.DefaultSelector() as selector:
             for end in (wake, *targets):
                 selector.register(end, selectors.EVENT_READ)

@@ -209,9 +209,7 @@ class Liar:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
 
-    async def ask(
-        self, request: Mapping[str, Any], stdin: bytes, most: int
-    ) -> tuple[bytes, str]:
+    async def ask(self, request: Mapping[str, Any], stdin: bytes, most: int) -> tuple[bytes, str]:
         return self._answer[:most], self.name
 
 

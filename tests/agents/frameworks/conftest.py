@@ -9,7 +9,7 @@ import pytest
 
 from ..backends import usable
 
-collect_ignore_glob = [] if os.environ.get("SANDBOX_KERNEL_FRAMEWORKS") else ["test_*.py"]
+collect_ignore_glob = [] if os.environ.get("TEST_FRAMEWORKS") else ["test_*.py"]
 
 
 @pytest.fixture(scope="module")

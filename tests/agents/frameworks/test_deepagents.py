@@ -48,7 +48,7 @@ def check(said: list[str]) -> None:
     assert "42\n1000\n" in said[1]
     assert "No such file" in said[1]
     assert "48" in said[3]
-    assert "not found" in said[4]
+    assert "file_not_found" in said[4]
     assert "was killed" in said[5]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task, eval  # noqa: A004  (Inspect's name)
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import bash, python
@@ -71,6 +71,8 @@ def evaluate(calls: list[tuple[str, dict[str, Any]]], sandbox: Any, tmp_path: Pa
     """Have a scripted model call tools in turn and then say done; the log of its one sample."""
     outputs = [ModelOutput.for_tool_call("mockllm/model", *call) for call in calls]
     outputs.append(ModelOutput.from_content("mockllm/model", "done"))
+    for output in outputs:
+        output.usage = ModelUsage()  # else its tokens are counted, with a file from the network
     task = Task(
         dataset=[Sample(input="go", target="done")],
         solver=[use_tools(bash(timeout=1), python(timeout=60)), generate()],
@@ -90,8 +92,8 @@ def test_a_model_works_in_a_jail(local: str, environment: Any, tmp_path: Path) -
     config.write_text(json.dumps({"backend": local, "memory_mib": 512}))
     calls = [
         ("python", {"code": "open('f', 'w').write('kept'); print(6 * 7)"}),
-        ("bash", {"cmd": "cat f; cat /root/.ssh/id_rsa"}),
-        ("bash", {"cmd": "sleep 3600"}),
+        ("bash", {"command": "cat f; cat /root/.ssh/id_rsa"}),
+        ("bash", {"command": "sleep 3600"}),
     ]
     sample = evaluate(calls, (TYPE, str(config)), tmp_path)
     tools = [message for message in sample.messages if message.role == "tool"]
@@ -108,8 +110,8 @@ def test_the_settings_are_in_the_configuration(local: str, tmp_path: Path) -> No
     """As an object, too, which the log keeps."""
     config = SandboxKernelConfig(backend=local, settings={"env": {"A": "from the spec"}})
     spec = SandboxEnvironmentSpec(TYPE, config)
-    sample = evaluate([("bash", {"cmd": "echo $A"})], spec, tmp_path)
-    assert "from the spec" in [m.text for m in sample.messages if m.role == "tool"][0]
+    sample = evaluate([("bash", {"command": "echo $A"})], spec, tmp_path)
+    assert "from the spec" in next(m.text for m in sample.messages if m.role == "tool")
     assert SandboxKernelEnvironment.config_deserialize(config.model_dump()) == config
 
 

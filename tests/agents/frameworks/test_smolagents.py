@@ -38,6 +38,16 @@ def double(number: int) -> int:
     return 2 * number
 
 
+STUBBORN = """
+import time
+while True:
+    try:
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
 @pytest.fixture(scope="module")
 def shared(local: str) -> Iterator[SandboxKernelExecutor]:
     with SandboxKernelExecutor(backend=local) as made:
@@ -76,7 +86,8 @@ def test_variables_are_sent(shared: SandboxKernelExecutor) -> None:
 
 def test_no_pickle_of_the_sandbox_is_loaded(shared: SandboxKernelExecutor) -> None:
     """Code can pretend to be the final answer."""
-    fake = "class FinalAnswerException(BaseException): pass\nraise FinalAnswerException('pickle:gASVAA==')"
+    fake = "class FinalAnswerException(BaseException): pass\n"
+    fake += "raise FinalAnswerException('pickle:gASVAA==')"
     with pytest.raises(Exception, match="Pickle data rejected"):
         shared(fake)
     with pytest.raises(AgentExecutionError):
@@ -94,7 +105,9 @@ def test_a_slow_step_is_interrupted(local: str) -> None:
     with SandboxKernelExecutor(backend=local, timeout=1) as executor:
         _, steps = run(executor, "x = 1", "import time; time.sleep(3600)", "final_answer(x)")
         assert "did not end within 1 s and was interrupted" in str(steps[1].error)
-        stubborn = "while True:\n    try:\n        time.sleep(3600)\n    except KeyboardInterrupt: pass"
+        stubborn = (
+            "while True:\n    try:\n        time.sleep(3600)\n    except KeyboardInterrupt: pass"
+        )
         with pytest.raises(AgentExecutionError, match="all variables are gone"):
             executor(f"import time\n{stubborn}")
         assert executor("print(double(4))").logs == "8\n"
