@@ -21,6 +21,10 @@ def environment(folder: Path, wanted: list[str]) -> str:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([*_installer(python), *wanted], cwd=ROOT, check=True)
         stamp.write_text(text)
+    elif (ROOT / "pyproject.toml").stat().st_mtime > stamp.stat().st_mtime:
+        # Entry points are read from what was installed.
+        subprocess.run([*_installer(python), "--no-deps", "-e", "."], cwd=ROOT, check=True)
+        stamp.touch()
     return str(python)
 
 

@@ -1,7 +1,7 @@
 """SandboxKernelWorkspace: a sandbox as the workspace of a Pydantic AI agent.
 
-    backend = SandboxKernelWorkspace("local", memory_mib=1024)
-    agent = Agent(model, workspace=Workspace(backend))
+    async with SandboxKernelWorkspace("local", memory_mib=1024) as workspace:
+        result = await agent.run("Count the lines of data.csv.", workspace=workspace)
 
 As its protocol asks, the sandbox is made on first use and outlives the agent's runs: whoever has
 the backend closes it, and another one may be attached to the same sandbox by its ``ref``.
