@@ -34,7 +34,17 @@ async def collected(stream: ExecStream, stdin: bytes, most: int, output: Output)
             output.truncated = output.truncated or len(chunk) > room
             kept += chunk[: max(0, room)]
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(feed())
-        group.create_task(collect(stream.read, output.stdout))
-        group.create_task(collect(stream.read_stderr, output.stderr))
+    tasks = [
+        asyncio.ensure_future(work)
+        for work in (
+            feed(),
+            collect(stream.read, output.stdout),
+            collect(stream.read_stderr, output.stderr),
+        )
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

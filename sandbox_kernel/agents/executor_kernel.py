@@ -118,9 +118,10 @@ class ExecutorKernel:
                 if not self._manager.is_alive():
                     return False
                 continue
-            if message["parent_header"].get("msg_id") != request:
+            parent, content = message.get("parent_header"), message.get("content")
+            if not isinstance(parent, dict) or not isinstance(content, dict):
                 continue
-            if _take(message["msg_type"], message["content"], cell):
+            if parent.get("msg_id") == request and _take(message.get("msg_type"), content, cell):
                 return True
         return False
 
@@ -147,7 +148,7 @@ class ExecutorKernel:
             client.stop_channels()
 
 
-def _take(kind: str, content: Mapping[str, Any], cell: Cell) -> bool:
+def _take(kind: object, content: Mapping[str, Any], cell: Cell) -> bool:
     """True for the end of the cell. The kernel is hostile: nothing need be of its type."""
     if kind == "stream":
         cell.print(_COLOURS.sub("", str(content.get("text", ""))))

@@ -103,6 +103,7 @@ class SandboxBridge:
         self._held: asyncio.Task[int] | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self._over = False
 
     # --- its life
 
@@ -181,14 +182,15 @@ class SandboxBridge:
     async def _close(self, *, remove: bool) -> None:
         self._closed = True
         async with self._opening:
-            client, self._client = self._client, None
-            if client is None:
+            if self._over or not self._made:
                 return
+            self._over = True
+            client = self._client or load_backend(self.backend)
             try:
                 await self._let_go()
                 if self._kernel is not None:
                     await (self._kernel.remove() if remove else self._kernel.detach())
-                elif remove and self.name and self._made:
+                elif remove and self.name:
                     await asyncio.shield(client.remove(self.name))
             finally:
                 await client.close()
@@ -225,11 +227,13 @@ class SandboxBridge:
         given = _program("guest.tool_command") + _framed(json.dumps(request)) + stdin
         stream = await self._python(handle)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as limit:
                 await collected(stream, given, max_output, output)
                 code = await stream.wait()
         except TimeoutError:
             await self._end(stream)
+            if not limit.expired():
+                raise
             words = (
                 f"{request['argv'][0]!r} in sandbox {handle.name!r} did not end within "
                 f"{timeout:g} s and was killed. Give a longer timeout if it needs one."
@@ -252,10 +256,12 @@ class SandboxBridge:
         given = _program("guest.tool_files") + stdin
         async with await self._python(handle) as stream:
             try:
-                async with asyncio.timeout(TIMEOUT):
+                async with asyncio.timeout(TIMEOUT) as limit:
                     await collected(stream, given, most, output)
                     await stream.wait()
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 raise SandboxTimeout(
                     f"Sandbox {handle.name!r} did not answer within {TIMEOUT:g} s: a file could "
                     f"not be read or written. `sandbox-kernel logs {handle.name}` may say why."

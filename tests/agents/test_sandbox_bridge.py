@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.agents.bridge_files import BridgeFiles, FileTooLarge
+from sandbox_kernel.agents.collected_output import Output, collected
 from sandbox_kernel.agents.sandbox_bridge import Outcome, SandboxBridge, blocking
-from sandbox_kernel.errors import ExecFailed, SandboxGone, SandboxNotFound, SpecError
+from sandbox_kernel.errors import ExecFailed, LinkLost, SandboxGone, SandboxNotFound, SpecError
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.egress_environment import PROXY_PORT
+from sandbox_kernel.sandboxes.exec_stream import ExecStream
 from sandbox_kernel.tunnel import background
 from tests.helpers.coroutines import finish
 from tests.helpers.waiting import wait_until
@@ -143,6 +145,41 @@ async def test_a_cancelled_caller_has_its_command_killed(bridge: SandboxBridge) 
     assert not await asyncio.to_thread(alive, bridge, "54324")
 
 
+class Broken(ExecStream):
+    """Its provider fails in the middle of the output."""
+
+    def __init__(self) -> None:
+        self.said = [b"part"]
+
+    async def read(self) -> bytes:
+        if self.said:
+            return self.said.pop()
+        raise LinkLost("the stream broke")
+
+    async def read_stderr(self) -> bytes:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    async def write(self, data: bytes) -> None:
+        raise BrokenPipeError
+
+    async def wait(self) -> int:
+        raise NotImplementedError
+
+    async def close_stdin(self) -> None: ...
+    async def close(self) -> None: ...
+    async def send_signal(self, signum: int) -> None: ...
+    async def resize(self, rows: int, columns: int) -> None: ...
+
+
+async def test_a_stream_that_breaks_is_an_error_of_its_own() -> None:
+    """Not a group of errors; what came until then is kept, and nobody goes on reading."""
+    output, before = Output(), asyncio.all_tasks()
+    with pytest.raises(LinkLost, match="broke"):
+        await collected(Broken(), b"in", 100, output)
+    assert output.stdout == b"part"
+    assert asyncio.all_tasks() == before
+
+
 # --- files
 
 
@@ -257,9 +294,11 @@ def test_another_one_goes_on_after_detach(backend: str) -> None:
     sh(first, "echo kept > file")
     blocking(first.detach())
     assert first.name in sandboxes(backend)
+    blocking(first.close())  # as at the end of a block
     second = SandboxBridge(backend, attach=first.name)
     assert sh(second, "cat file").out == "kept\n"
-    blocking(second.close())
+    blocking(second.detach())
+    blocking(SandboxBridge(backend, attach=first.name).close())
     assert first.name not in sandboxes(backend)
 
 
