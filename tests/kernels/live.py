@@ -194,7 +194,7 @@ def jail_processes(folder: Path) -> list[str]:
             line = (process / "cmdline").read_bytes()
             command = line.replace(b"\0", b" ").decode(errors="replace")
             ours = "bwrap" in command and str(folder) in command
-            ours = ours or f"{folder}/" in (process / "mountinfo").read_text()
+            ours = ours or f"{folder}/" in (process / "mountinfo").read_text(errors="replace")
         except OSError:
             continue  # it ended meanwhile, or is not ours to read
         if ours:

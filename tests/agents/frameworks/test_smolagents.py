@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,7 +98,7 @@ def test_no_pickle_of_the_sandbox_is_loaded(shared: SandboxKernelExecutor) -> No
 
 def test_output_is_bounded(shared: SandboxKernelExecutor) -> None:
     """And the next step works."""
-    assert len(shared("print('x' * 5_000_000)").logs) < 1_100_000
+    assert len(shared("print('x' * 5_000_000)").logs) < 51_000
     assert shared("print('y')").logs == "y\n"
 
 
@@ -104,7 +106,7 @@ def test_a_slow_step_is_interrupted(local: str) -> None:
     """The variables stay. If it cannot be interrupted, a new kernel takes over, with the tools."""
     with SandboxKernelExecutor(backend=local, timeout=1) as executor:
         _, steps = run(executor, "x = 1", "import time; time.sleep(3600)", "final_answer(x)")
-        assert "did not end within 1 s and was interrupted" in str(steps[1].error)
+        assert "did not end within its time" in str(steps[1].error)
         stubborn = (
             "while True:\n    try:\n        time.sleep(3600)\n    except KeyboardInterrupt: pass"
         )
@@ -127,6 +129,19 @@ def test_a_kernel_that_dies_is_replaced(local: str) -> None:
         assert "all variables are gone" in str(steps[1].error)
         assert "NameError" in str(steps[2].error)
         assert answer == "kept4"
+
+
+def test_the_steps_are_recorded(local: str, tmp_path: Path) -> None:
+    """As a notebook, without what makes the tools."""
+    path = tmp_path / "agent.ipynb"
+    with SandboxKernelExecutor(backend=local, notebook=path) as executor:
+        run(executor, "x = double(21); print(x)", "final_answer(x)")
+    cells = json.loads(path.read_text())["cells"]
+    assert ["".join(cell["source"]) for cell in cells] == [
+        "x = double(21); print(x)",
+        "final_answer(x)",
+    ]
+    assert cells[0]["outputs"][0]["text"] in ("42\n", ["42\n"])
 
 
 def test_missing_packages_need_a_way_out(local: str) -> None:
