@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-fast test-pythons test-oldest test-all test-browser test-bwrap test-systemd test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
+.PHONY: help venv demo lab test test-fast test-pythons test-oldest test-frameworks test-all test-browser test-bwrap test-systemd test-foreign test-microvm soak lint types coverage-wire format bench clean distclean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -93,6 +93,7 @@ test: lint types coverage-wire $(VENV)/.programs  ## run all checks: lint, types
 	@$(VENV)/bin/sandbox-kernel doctor local
 	@$(PYTEST) $(PARALLEL) -m 'not live and not long and not browser'
 	@$(PY) tools/oldest.py
+	@$(PY) tools/frameworks.py
 	@$(PY) -m tests.microvm --quick
 
 test-fast: $(VENV)/.test  ## run only the quick tests
@@ -103,6 +104,9 @@ test-pythons: $(VENV)/.test  ## run the quick tests on each supported Python tha
 
 test-oldest: $(VENV)/.test  ## run the server's tests with the oldest supported Jupyter packages (.venv-oldest)
 	@$(PY) tools/oldest.py
+
+test-frameworks: $(VENV)/.test  ## run the tests of the doors into agent frameworks (.venv-frameworks, .venv-deepagents)
+	@$(PY) tools/frameworks.py
 
 test-all: lint types coverage-wire $(VENV)/.programs test-browser test-bwrap test-systemd  ## run all checks, including the long ones and hosted services (needs API keys)
 	@$(PYTEST) $(PARALLEL) -m 'not browser'
@@ -160,4 +164,4 @@ clean:  ## remove files that tests and builds leave behind
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the virtual environments
-	@rm -rf $(VENV) .venv-3.* .venv-oldest .venv-mitmproxy .microvm
+	@rm -rf $(VENV) .venv-3.* .venv-oldest .venv-frameworks .venv-deepagents .venv-mitmproxy .microvm

@@ -7,13 +7,13 @@ pyproject.toml asks for other versions. The main virtual environment has the new
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from environments import environment
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-oldest"
@@ -34,7 +34,7 @@ TESTS = (
 
 def main(arguments: list[str]) -> int:
     """Run pytest with ``arguments`` (default: TESTS) on the oldest packages."""
-    python = environment(requirements())
+    python = environment(FOLDER, requirements())
     options = arguments or ["-n", "2", "--dist", "loadfile", "-m", "not live and not long", *TESTS]
     return subprocess.run(
         [python, "-m", "pytest", "-q", *options], cwd=ROOT, check=False
@@ -50,26 +50,6 @@ def requirements() -> list[str]:
     pinned = [f"{name}=={bounds[name]}" for name in OLDEST]
     tools = [f"{name}>={bounds[name]}" if name in bounds else name for name in TOOLS]
     return ["-e", ".", *pinned, *tools]
-
-
-def environment(wanted: list[str]) -> str:
-    """The interpreter of a virtual environment with these requirements."""
-    python, stamp = FOLDER / "bin" / "python", FOLDER / "requirements"
-    text = "\n".join([sys.version, *wanted])
-    if not stamp.exists() or stamp.read_text() != text:
-        print(f"Installing into {FOLDER.name}: {' '.join(wanted)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True)
-        subprocess.run([*installer(python), *wanted], cwd=ROOT, check=True)
-        stamp.write_text(text)
-    return str(python)
-
-
-def installer(python: Path) -> list[str]:
-    if importlib.util.find_spec("uv"):
-        return [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    if shutil.which("uv"):
-        return ["uv", "pip", "install", "--quiet", "--python", str(python)]
-    return [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ warm_start      keeps an interpreter with ipykernel imported, to fork kernels fr
 landlock        a second wall behind the jail's mounts
 commands/       runs commands, as process 1 of a jail or a box and where a provider has no stdin
 copy_stream     files as one stream
+tool_command    one command of an agent framework, and
+tool_files      one of its reads and writes
 workspace/      the sandbox's half of persist and hydrate
 jail/           what only the local jail needs
 """
