@@ -1,11 +1,12 @@
-"""A pytest plugin for the OpenAI Agents SDK's own tests: they get our client for its Unix-local one.
+"""A pytest plugin for the OpenAI Agents SDK's tests, which get our client for its Unix-local one.
 
 The classes are swapped before collection, so the files stay as they are. Those tests look at the
 workspace on the host. So a sandbox gets what the test has made for it, at the same path, and in its
 place on the host there is then a link to the sandbox's own files, as its processes see them.
 
-``SUITE_BACKEND`` names the backend. Not a module of this project's tests: the SDK's are called
-``tests``, too.
+``SUITE_BACKEND`` names the backend. What ``not_applicable.txt`` lists is not run.
+
+Not a module of this project's tests: the SDK's are called ``tests``, too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import contextlib
 import inspect
 import os
 import secrets
+import shutil
 import tempfile
-import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from agents.sandbox import sandboxes
@@ -37,11 +38,12 @@ from sandbox_kernel.agents.openai_agents.options import spec_for
 from sandbox_kernel.agents.openai_agents.sandbox import SessionSandbox
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
-from sandbox_kernel.tunnel.background import run, submit
+from sandbox_kernel.tunnel.background import submit
 
 BACKEND = os.environ["SUITE_BACKEND"]
 CLIENT: SandboxClient = load_backend(BACKEND)
 ALLOWED = unix_local._HOST_ENVIRONMENT_ALLOWLIST
+_rmtree = shutil.rmtree
 _WAITS = "import sys, time; time.sleep(3600)"
 
 
@@ -49,8 +51,9 @@ class Place:
     """Where the running test keeps its files, and what must be tidied up after it."""
 
     folder: Path | None = None
-    links: set[Path] = set()
-    sandboxes: set[str] = set()
+    links: ClassVar[dict[Path, Path | None]] = {}
+    """Workspaces -> what the test had made at their place."""
+    sandboxes: ClassVar[set[str]] = set()
 
 
 class MirroredSandbox(SessionSandbox):
@@ -71,13 +74,40 @@ class MirroredSandbox(SessionSandbox):
             if folder.is_dir() and not folder.is_symlink():
                 await handle.upload(str(folder), str(folder))
         await handle.exec("mkdir", ["-p", str(self.root.parent)], cwd="/")
-        view = await _seen_from_host(handle)
+        self._show(await _seen_from_host(handle))
+
+    def _show(self, view: str) -> None:
+        aside = None
         if self.root.is_symlink():
             self.root.unlink()
         elif self.root.exists():
-            self.root.rename(self.root.with_name(f".{secrets.token_hex(4)}"))
+            aside = self.root.with_name(f".{secrets.token_hex(4)}")
+            self.root.rename(aside)
         self.root.symlink_to(f"{view}{self.root}")
-        Place.links.add(self.root)
+        Place.links.setdefault(self.root, aside)
+
+    async def rest(self, *, pause: bool) -> None:
+        await super().rest(pause=pause)
+        unlink(self.root)
+
+    async def remove(self) -> None:
+        await super().remove()
+        unlink(self.root)
+
+
+def unlink(root: Path) -> None:
+    """What the test itself has put there is there again."""
+    if root in Place.links and root.is_symlink():
+        root.unlink()
+        aside = Place.links.pop(root)
+        if aside is not None:
+            aside.rename(root)
+
+
+def rmtree(path: object, *args: object, **options: object) -> None:
+    """A test removes its workspace, which may be in a sandbox."""
+    unlink(Path(str(path)))
+    _rmtree(path, *args, **options)
 
 
 async def _seen_from_host(handle: SandboxHandle) -> str:
@@ -176,13 +206,6 @@ class Client(SandboxKernelClient):
         made.state.workspace_root_owned = owned  # type: ignore[attr-defined]
         return made
 
-    async def delete(self, session: SandboxSession) -> SandboxSession:
-        deleted = await super().delete(session)
-        root = Path(session.state.manifest.root)
-        if root.is_symlink():
-            root.unlink()
-        return deleted
-
     def _session(self, state: Any, options: Any) -> SandboxSession:
         if not isinstance(state, State):
             state = State.model_validate({**dict(state), "type": "unix_local"})
@@ -212,6 +235,31 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "asyncio: a coroutine")
 
 
+def not_applicable() -> dict[str, str]:
+    """Ids of tests -> why they are no tests of our client."""
+    found: dict[str, str] = {}
+    reason = ""
+    for line in Path(__file__).with_name("not_applicable.txt").read_text().splitlines():
+        if line.startswith("# "):
+            reason = line.removeprefix("# ")
+        elif line:
+            found[line] = reason
+    return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A listed test that does not exist is an error: the list is as true as the tests."""
+    known = {item.nodeid for item in items}
+    files = {nodeid.partition("::")[0] for nodeid in known}
+    listed = {nodeid for nodeid in not_applicable() if nodeid.partition("::")[0] in files}
+    if config.getoption("keyword") or any("::" in word for word in config.args):
+        listed &= known  # only some of the tests of a file were asked for
+    if unknown := sorted(listed - known):
+        raise pytest.UsageError(f"not_applicable.txt lists what does not exist: {unknown}")
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in listed])
+    items[:] = [item for item in items if item.nodeid not in listed]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Their coroutines run on a loop of their own, without a further plugin."""
@@ -225,13 +273,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(autouse=True)
 def place_of_the_test(tmp_path: Path) -> Iterator[None]:
     """Nothing of a test is left: neither its sandboxes nor the links to them."""
-    Place.folder, Place.links, Place.sandboxes = tmp_path, set(), set()
+    Place.folder = tmp_path
+    shutil.rmtree = rmtree
     yield
+    shutil.rmtree = _rmtree
     for sandbox in Place.sandboxes:
         submit(CLIENT.remove(sandbox)).result()
-    for link in Place.links:
-        if link.is_symlink():
-            link.unlink()
-
-
-_ = (run, uuid)
+    Place.sandboxes.clear()
+    for root in list(Place.links):
+        unlink(root)
