@@ -20,7 +20,10 @@ from sandbox_kernel.spec import KernelConfiguration, SandboxSpec
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sandbox_kernel"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/README.md")])
-FOLDERS = ("sandbox_kernel", "tests", "docs", "benchmarks", "tools", "notebooks", "kernelspecs")
+FOLDERS = (
+    *("sandbox_kernel", "tests", "docs", "benchmarks", "tools", "notebooks", "examples"),
+    "kernelspecs",
+)
 NOT_OURS = {"sitecustomize.py", "benchmarks/results/latest.json"}
 """Named on the pages, but not in the repository: an attacker's file, and a result."""
 

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,10 @@ from sandbox_kernel.agents import workspace_tar
 from sandbox_kernel.agents.openai_agents import (
     SandboxKernelClient,
     SandboxKernelClientOptions,
-    SandboxKernelSessionState,
+    terminals,
 )
 from sandbox_kernel.agents.openai_agents import session as session_module
 from sandbox_kernel.errors import SandboxTimeout, SpecRefused
-from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel.background import run, submit
 from tests.helpers.own_folders import own_folders
@@ -110,7 +108,7 @@ async def main():
     session = await client.resume(client.deserialize_session_state(json.loads(sys.argv[1])))
     await session.start()
     print((await session.read(Path("note.txt"))).read().decode())
-    print((await session.exec("cat /proc/sys/kernel/random/boot_id; pgrep -f 'sleep 987'")).stdout)
+    print((await session.exec("cat /proc/[0-9]*/comm")).stdout.decode())
     await session.write(Path("answer.txt"), __import__("io").BytesIO(b"from the other process"))
 
 asyncio.run(main())
@@ -129,7 +127,7 @@ async def test_another_process_resumes_the_same_sandbox() -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("written before")
-        assert any(character.isdigit() for character in done.stdout)
+        assert "\nsleep\n" in done.stdout
         assert await content(session, "answer.txt") == b"from the other process"
         assert await sandboxes() == [session.state.sandbox]  # type: ignore[attr-defined]
 
@@ -236,7 +234,7 @@ def test_a_forged_state_gets_nothing_of_the_host(setting: Payload) -> None:
     """A state from a database may have been changed there."""
     client = SandboxKernelClient()
     forged = {"type": "sandbox_kernel", "snapshot": {"type": "noop", "id": "x"}, "manifest": {}}
-    with pytest.raises(ValueError, match="cannot set"):
+    with pytest.raises(ValueError, match="payload is invalid"):
         client.deserialize_session_state({**forged, "settings": setting})
 
 
@@ -352,22 +350,18 @@ async def test_a_terminal_is_one_from_any_loop() -> None:
         await SandboxKernelClient().delete(session)
 
 
-async def test_a_flood_in_a_terminal_is_bounded_on_the_host() -> None:
-    """A command that nobody listens to waits, and goes on when somebody does."""
+async def test_a_flood_in_a_terminal_is_bounded_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command that writes more than an update may hold waits, and goes on with the next one."""
+    monkeypatch.setattr(terminals, "_MOST", 10**6)
     async with a_session() as session:
-        begun = await session.pty_exec_start(
-            "head -c 30000000 /dev/zero; echo the end", tty=False, yield_time_s=0.3
-        )
-        inner: Any = session._inner
-        terminal = inner._terminals._open[begun.process_id]
-        assert sum(map(len, tuple(terminal.chunks))) < 2 * 4 * 2**20
-        total, update = len(begun.output), begun
-        while update.process_id is not None:
-            update = await session.pty_write_stdin(
-                session_id=update.process_id, chars="", yield_time_s=5
-            )
-            total += len(update.output)
-        assert total == 30_000_000 + len("the end\n")
+        first = await session.pty_exec_start("head -c 1500000 /dev/zero; echo end", yield_time_s=5)
+        assert first.process_id is not None
+        assert 10**6 <= len(first.output) < 1.4 * 10**6
+        rest = await session.pty_write_stdin(session_id=first.process_id, chars="", yield_time_s=30)
+        assert rest.exit_code == 0
+        assert len(first.output) + len(rest.output) == 1_500_000 + len("end\n")
 
 
 # --- files
@@ -396,7 +390,6 @@ async def test_a_grant_shows_a_path_of_the_host(tmp_path: Path) -> None:
         assert await content(session, str(tmp_path / "data.txt")) == b"of the host"
         with pytest.raises(WorkspaceArchiveWriteError):
             await session.write(tmp_path / "data.txt", io.BytesIO(b"x"))
-        assert str(tmp_path) not in text(session.state).replace("redacted_host_path", "")[:0]
     assert (tmp_path / "data.txt").read_text() == "of the host"
 
 
@@ -431,12 +424,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
     return made
 
 
-def long_header() -> io.BytesIO:
-    made = member("x" * 3_000_000)
-    return archive_of((made, b""))
-
-
-HOSTILE = {
+HOSTILE: dict[str, Callable[[], io.BytesIO]] = {
     "..": lambda: archive_of((member("a/../../x"), b"1")),
     "absolute": lambda: archive_of((member("/tmp/x"), b"1")),
     "symlink out": lambda: archive_of((member("x", tarfile.SYMTYPE, "../../etc/passwd"), b"")),
@@ -454,7 +442,7 @@ HOSTILE = {
     "pipe": lambda: archive_of((member("x", tarfile.FIFOTYPE), b"")),
     "twice": lambda: archive_of((member("x"), b"1"), (member("./x"), b"2")),
     "huge": lambda: archive_of((member("x"), bytes(3_000_000))),
-    "long header": long_header,
+    "long header": lambda: archive_of((member("x" * 3_000_000), b"")),
     "cut": lambda: io.BytesIO(archive_of((member("x"), bytes(99_999))).getvalue()[:2000]),
     "no archive": lambda: io.BytesIO(b"not a tar archive"),
 }
@@ -572,7 +560,7 @@ async def test_a_run_that_waits_for_approval_goes_on_from_json() -> None:
         ]
     )
     agent = SandboxAgent(name="a", model=model, capabilities=[Shell(configure_tools=ask_first)])
-    client = SandboxKernelClient()
+    client, before = SandboxKernelClient(), await sandboxes()
     config = RunConfig(
         sandbox=SandboxRunConfig(client=client, options=SandboxKernelClientOptions())
     )
@@ -583,7 +571,30 @@ async def test_a_run_that_waits_for_approval_goes_on_from_json() -> None:
     resumed = await Runner.run(agent, state, run_config=config)
     assert resumed.final_output == "done"
     assert any("approved" in str(getattr(item, "output", "")) for item in resumed.new_items)
-    assert await sandboxes() == []
+    assert await sandboxes() == before
 
 
-_ = (os, time, load_backend, SandboxKernelSessionState)
+def test_the_example(tmp_path: Path) -> None:
+    """Its agent counts in a jail, and sees nothing of the host."""
+    example = Path(__file__).parents[2] / "examples" / "openai_agents.py"
+    ran = subprocess.run(
+        [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "\n237000\n" in ran.stdout
+    assert ran.stdout.endswith("237000 people live in the three cities.\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_documented_example_runs(tmp_path: Path) -> None:
+    """What docs/frameworks.md shows is whole and works."""
+    page = Path(__file__).parents[2] / "docs" / "frameworks.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    scripted = "from agents.testing import ScriptedModel, assistant_message\n" + code.replace(
+        "model=MODEL", 'model=ScriptedModel([[assistant_message("done")]])'
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", scripted], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "done\n"

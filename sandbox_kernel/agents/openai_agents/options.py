@@ -14,7 +14,7 @@ from typing import Any, Literal
 from agents.sandbox.manifest import Manifest
 from agents.sandbox.session import SandboxSessionState
 from agents.sandbox.session.sandbox_client import BaseSandboxClientOptions
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from sandbox_kernel.errors import SpecRefused
 from sandbox_kernel.sandboxes.base import Capabilities
@@ -43,14 +43,23 @@ class SandboxKernelClientOptions(BaseSandboxClientOptions):
     """Pause the sandbox when its session is closed, if it is not deleted: it goes on where it was
     when it is resumed."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _collect(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        own = {name: value for name, value in given.items() if name in cls.model_fields}
-        others = {name: value for name, value in given.items() if name not in cls.model_fields}
-        return {**own, "settings": {**(own.get("settings") or {}), **others}}
+    def __init__(
+        self,
+        backend: str = "local",
+        *,
+        exposed_ports: tuple[int, ...] = (),
+        pause_on_exit: bool = False,
+        type: Literal["sandbox_kernel"] = "sandbox_kernel",  # noqa: A002  (the SDK's name)
+        settings: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            type=type,
+            backend=backend,
+            settings={**(settings or {}), **more},
+            exposed_ports=exposed_ports,
+            pause_on_exit=pause_on_exit,
+        )
 
     @field_validator("settings")
     @classmethod

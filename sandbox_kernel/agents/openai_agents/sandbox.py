@@ -6,6 +6,7 @@ All of it runs on the background loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from sandbox_kernel.errors import (
@@ -17,6 +18,9 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
 from sandbox_kernel.spec import SandboxSpec
 
+_IDLE = 30.0
+"""Seconds without a use after which it may have been paused."""
+
 
 class SessionSandbox:
     """By its name. ``spec`` gives the request for a new one, or raises."""
@@ -26,6 +30,7 @@ class SessionSandbox:
         self._name = name
         self._spec = spec
         self._handle: SandboxHandle | None = None
+        self._used = 0.0
         self._attaching: asyncio.Lock | None = None
         self.is_new = False
         """Whether ``attach`` has made it, so that nothing of an earlier one is there."""
@@ -38,12 +43,20 @@ class SessionSandbox:
         if self._attaching is None:
             self._attaching = asyncio.Lock()
         async with self._attaching:
+            if self._handle is not None and time.monotonic() - self._used > _IDLE:
+                await self._wake(self._handle)
+            self._used = time.monotonic()
             if self._handle is None:
                 found = await self._found()
                 self.is_new = found is None
                 self._handle = found if found is not None else await self._make()
                 self.made += 1
             return self._handle
+
+    async def _wake(self, handle: SandboxHandle) -> None:
+        """A hosted sandbox may have been paused while the model was thinking, or a person."""
+        if (await handle.info()).status == "paused":
+            await handle.resume()
 
     async def _found(self) -> SandboxHandle | None:
         try:

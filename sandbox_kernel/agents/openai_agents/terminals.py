@@ -1,7 +1,8 @@
 """Commands that run on between two calls of the model: the SDK's PTY interface over ExecStreams.
 
-Output that nobody has asked for yet is bounded: beyond that, the command waits. Streams, and the
-tasks that read them, belong to the background loop: the caller's may change between two calls.
+The output of one update is bounded: beyond that, the command waits until the model asks again.
+Streams, and the tasks that read them, belong to the background loop: the caller's may change
+between two calls.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ from sandbox_kernel.tunnel.background import run
 
 SIZE = (24, 80)
 """Rows and columns."""
-_MOST_WAITING = 4 * 2**20
+_MOST = 4 * 2**20
+"""Bytes for one update."""
 _PAUSE = 0.1
 """Seconds: how often a command that must wait looks whether it may go on, and how long a program
 has to answer input before its output is collected (the SDK's own)."""
+
+
+_PATIENCE = 2.0
+"""Seconds for the first output after a start or after input to begin its way, on top of the time in
+which the rest is collected: that time is as short as 0.25 s, and a service may be far away."""
 
 
 @dataclass
@@ -46,12 +53,15 @@ class _Terminal:
     chunks: deque[bytes] = field(default_factory=deque)
     """What nobody has collected yet. The caller's loop takes from it meanwhile."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    room: int = 0
+    """How many bytes may still come, until the next update is asked for."""
     ended: bool = False
     exit_code: int | None = None
     used: float = field(default_factory=time.monotonic)
     watch: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
+        self.room = _MOST
         self.watch = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
@@ -69,10 +79,10 @@ class _Terminal:
     async def _pump(self, read: Callable[[], Awaitable[bytes]]) -> None:
         while chunk := await read():
             self.chunks.append(chunk)
+            self.room -= len(chunk)
             self.news.set()
             async for _ in attempts(None, first=_PAUSE, most=_PAUSE):
-                # Until it is collected by the caller's loop, or the command is ended.
-                if sum(map(len, tuple(self.chunks))) <= _MOST_WAITING:
+                if self.room > 0:  # else until the caller asks again, or ends the command
                     break
 
     async def wait_for_news(self, seconds: float) -> None:
@@ -81,6 +91,12 @@ class _Terminal:
         except TimeoutError:
             return
         self.news.clear()
+
+    async def first_output(self) -> None:
+        """Waits for output or the end; both may not come."""
+        async for _ in attempts(_PATIENCE, first=0.01, most=0.05):
+            if self.chunks or self.ended:
+                return
 
     async def close(self) -> None:
         if self.watch is not None:
@@ -109,6 +125,7 @@ class Terminals:
         await self._make_room()
         number = allocate_pty_process_id(set(self._open))
         self._open[number] = terminal
+        await run(terminal.first_output())
         wait = 10_000 if yield_time_s is None else int(yield_time_s * 1000)
         return await self._update(
             number, terminal, clamp_pty_yield_time_ms(wait), max_output_tokens
@@ -134,6 +151,7 @@ class Terminals:
                 await run(terminal.stream.write(text.encode()))
             except OSError:
                 pass  # it has ended, which the update says
+            await run(terminal.first_output())
             await asyncio.sleep(_PAUSE)
         wait = 250 if yield_time_s is None else int(yield_time_s * 1000)
         wait = resolve_pty_write_yield_time_ms(yield_time_ms=wait, input_empty=not text)
@@ -147,6 +165,7 @@ class Terminals:
     async def _update(
         self, number: int, terminal: _Terminal, wait_ms: int, max_output_tokens: int | None
     ) -> PtyExecUpdate:
+        terminal.room = _MOST
         output, tokens, ended = await collect_pty_output(
             output_chunks=terminal.chunks,
             output_lock=asyncio.Lock(),

@@ -46,6 +46,7 @@ def environment(backend: str) -> Iterator[dict[str, str]]:
         yield {
             **env,
             "SUITE_BACKEND": backend,
+            "OPENAI_AGENTS_TEST_USE_PROXY": "1",  # an emulated service may be reached by one
             "PYTHONPATH": str(Path(__file__).parent),
             "SANDBOX_KERNEL_DATA_DIR": f"{own}/data",
             "SANDBOX_KERNEL_WARM_SPARES": "0",

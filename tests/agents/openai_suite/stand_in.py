@@ -70,8 +70,9 @@ class MirroredSandbox(SessionSandbox):
         return handle
 
     async def _mirror(self, handle: SandboxHandle) -> None:
-        for folder in {Place.folder, self.root} - {None}:
-            if folder.is_dir() and not folder.is_symlink():
+        base = Place.folder if Place.folder in self.root.parents else self.root
+        for folder in {Place.folder, base}:
+            if folder is not None and folder.is_dir() and not folder.is_symlink():
                 await handle.upload(str(folder), str(folder))
         await handle.exec("mkdir", ["-p", str(self.root.parent)], cwd="/")
         self._show(await _seen_from_host(handle))
@@ -104,9 +105,9 @@ def unlink(root: Path) -> None:
             aside.rename(root)
 
 
-def rmtree(path: object, *args: object, **options: object) -> None:
+def rmtree(path: Any, *args: Any, **options: Any) -> None:
     """A test removes its workspace, which may be in a sandbox."""
-    unlink(Path(str(path)))
+    unlink(Path(path))
     _rmtree(path, *args, **options)
 
 
@@ -274,9 +275,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def place_of_the_test(tmp_path: Path) -> Iterator[None]:
     """Nothing of a test is left: neither its sandboxes nor the links to them."""
     Place.folder = tmp_path
-    shutil.rmtree = rmtree
-    yield
-    shutil.rmtree = _rmtree
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        yield
     for sandbox in Place.sandboxes:
         submit(CLIENT.remove(sandbox)).result()
     Place.sandboxes.clear()
