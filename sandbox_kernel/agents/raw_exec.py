@@ -12,12 +12,27 @@ import io
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
-from sandbox_kernel.errors import QuotaExceeded, SandboxTimeout
+from sandbox_kernel.errors import QuotaExceeded, SandboxError, SandboxTimeout
 from sandbox_kernel.sandboxes.base import MAX_OUTPUT, ExecStream, SandboxHandle
 
 _CHUNK = 2**18
+_DRAIN = 1.0
+"""Seconds without output after which an ended command's output is taken to be whole: what it has
+left in the background may hold it open."""
+_GRACE = 2.0
+_APART = """
+command -v setsid >/dev/null 2>&1 || exec "$@"
+pid=
+stop() { [ -z "$pid" ] || kill -KILL "-$pid" "$pid" 2>/dev/null; exit 143; }
+trap stop HUP TERM INT
+exec 3<&0
+setsid "$@" <&3 3<&- &
+pid=$!
+exec 3<&-
+wait "$pid"
+"""
 _MAX_STDERR = 2**16
 
 
@@ -34,6 +49,12 @@ class RawResult:
     def problem(self) -> str:
         """What it said on stderr, for an error message."""
         return self.stderr.decode(errors="replace").strip()[-500:]
+
+
+def apart(argv: Sequence[str]) -> list[str]:
+    """The same command in a session of its own. What it leaves in the background outlives it,
+    unless it is ended itself; then all of that is killed."""
+    return ["/bin/sh", "-c", _APART, "apart", *argv]
 
 
 async def run_raw(
@@ -108,11 +129,7 @@ async def _run(
     try:
         async with asyncio.timeout(timeout):
             stream = await handle.open_stream(argv, env=env, cwd=cwd)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pour(stream.read, take_out))
-                group.create_task(_pour(stream.read_stderr, take_err))
-                group.create_task(_feed(stream, stdin or io.BytesIO()))
-            return await stream.wait()
+            return await _to_the_end(stream, stdin or io.BytesIO(), take_out, take_err)
     except TimeoutError as error:
         if isinstance(error, SandboxTimeout):
             raise
@@ -120,25 +137,60 @@ async def _run(
             f"{argv[0]!r} in sandbox {handle.name!r} did not end within {timeout:g} s and was "
             f"killed. Give a longer timeout if it needs one."
         ) from None
-    except BaseExceptionGroup as group_error:
-        raise group_error.exceptions[0] from None  # the first failure has cancelled the others
     finally:
         if stream is not None:
             await asyncio.shield(end(stream))
 
 
+async def _to_the_end(
+    stream: ExecStream,
+    stdin: IO[bytes],
+    take_out: Callable[[bytes], None],
+    take_err: Callable[[bytes], None],
+) -> int:
+    pieces = 0
+
+    async def pour(read: Callable[[], Awaitable[bytes]], take: Callable[[bytes], None]) -> None:
+        nonlocal pieces
+        while chunk := await read():
+            pieces += 1
+            take(chunk)
+
+    out = asyncio.create_task(pour(stream.read, take_out))
+    err = asyncio.create_task(pour(stream.read_stderr, take_err))
+    feed = asyncio.create_task(_feed(stream, stdin))
+    code = asyncio.create_task(stream.wait())
+    tasks = {out, err, feed, code}
+    try:
+        pending: set[asyncio.Task[Any]] = {out, err, code}
+        while pending:
+            seen = pieces
+            limit = _DRAIN if code.done() else None
+            done, pending = await asyncio.wait(
+                pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()  # raises what went wrong
+            if not done and pieces == seen:
+                break
+        return code.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def end(stream: ExecStream) -> None:
     """End a command, with all of its process group, and free its streams."""
     try:
-        with contextlib.suppress(Exception):  # closing it ends the command in any case
+        # A sandbox that has ended needs no signal; closing the stream ends the command in any case.
+        with contextlib.suppress(SandboxError, OSError, TimeoutError):
+            await stream.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(stream.wait(), _GRACE)
+        with contextlib.suppress(SandboxError, OSError):
             await stream.send_signal(signal.SIGKILL)
     finally:
         await stream.close()
-
-
-async def _pour(read: Callable[[], Awaitable[bytes]], take: Callable[[bytes], None]) -> None:
-    while chunk := await read():
-        take(chunk)
 
 
 async def _feed(stream: ExecStream, stdin: IO[bytes]) -> None:

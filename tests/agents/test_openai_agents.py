@@ -297,6 +297,14 @@ async def test_a_command_that_is_late_is_killed_with_its_children() -> None:
         assert await session.running()
 
 
+async def test_what_a_command_leaves_in_the_background_goes_on() -> None:
+    """A server that the agent starts is there for its next command, and holds no answer up."""
+    async with a_session() as session:
+        assert (await session.exec("sleep 4323 & echo started")).stdout == b"started\n"
+        found = await session.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        assert b"sleep 4323" in found.stdout
+
+
 async def test_a_cancelled_command_is_killed() -> None:
     """A run that is cancelled leaves nothing running."""
     async with a_session() as session:

@@ -42,7 +42,7 @@ from sandbox_kernel.agents.openai_agents.options import (
 from sandbox_kernel.agents.openai_agents.sandbox import SessionSandbox
 from sandbox_kernel.agents.openai_agents.terminals import SIZE, Terminals
 from sandbox_kernel.agents.port_forward import LOOPBACK, PortForward
-from sandbox_kernel.agents.raw_exec import RawResult, run_into, run_raw
+from sandbox_kernel.agents.raw_exec import RawResult, apart, run_into, run_raw
 from sandbox_kernel.agents.users import as_user
 from sandbox_kernel.errors import QuotaExceeded, SandboxError, SandboxTimeout, WorkspaceRefused
 from sandbox_kernel.sandboxes.base import MAX_OUTPUT, ExecStream, SandboxClient
@@ -143,7 +143,7 @@ class SandboxKernelSession(BaseSandboxSession):
     async def _exec_internal(
         self, *command: str | Path, timeout: float | None = None
     ) -> ExecResult:
-        result = await self._raw([str(part) for part in command], timeout=timeout)
+        result = await self._raw(apart([str(part) for part in command]), timeout=timeout)
         stderr = result.stderr
         if result.truncated:
             stderr += f"\n[output beyond {MAX_OUTPUT} bytes was left out]\n".encode()
