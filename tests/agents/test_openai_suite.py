@@ -17,6 +17,7 @@ def test_the_sdks_tests_pass_in_local_jails() -> None:
     assert code == 0, output[-20_000:]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 60)
 @pytest.mark.parametrize("service", EMULATED)
