@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -165,6 +166,7 @@ async def test_a_passing_failure_makes_no_second_sandbox(monkeypatch: pytest.Mon
 
         with monkeypatch.context() as patch:
             patch.setattr(LocalClient, "get", fails)
+            patch.setattr(LocalClient, "create", None)
             with pytest.raises(WorkspaceStartError):
                 await resumed.start()
         assert len(await sandboxes()) == 1
@@ -432,6 +434,12 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
     return made
 
 
+def with_comment(comment: str) -> tarfile.TarInfo:
+    made = member("x")
+    made.pax_headers = {"comment": comment}
+    return made
+
+
 HOSTILE: dict[str, Callable[[], io.BytesIO]] = {
     "..": lambda: archive_of((member("a/../../x"), b"1")),
     "absolute": lambda: archive_of((member("/tmp/x"), b"1")),
@@ -450,7 +458,10 @@ HOSTILE: dict[str, Callable[[], io.BytesIO]] = {
     "pipe": lambda: archive_of((member("x", tarfile.FIFOTYPE), b"")),
     "twice": lambda: archive_of((member("x"), b"1"), (member("./x"), b"2")),
     "huge": lambda: archive_of((member("x"), bytes(3_000_000))),
-    "long header": lambda: archive_of((member("x" * 3_000_000), b"")),
+    "huge when unpacked": lambda: io.BytesIO(
+        gzip.compress(archive_of((member("x"), bytes(3_000_000))).getvalue())
+    ),
+    "long header": lambda: archive_of((with_comment("x" * 1_500_000), b"")),
     "cut": lambda: io.BytesIO(archive_of((member("x"), bytes(99_999))).getvalue()[:2000]),
     "no archive": lambda: io.BytesIO(b"not a tar archive"),
 }
