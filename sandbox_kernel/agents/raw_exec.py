@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import io
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from sandbox_kernel import audit
 from sandbox_kernel.errors import QuotaExceeded, SandboxError, SandboxTimeout
-from sandbox_kernel.sandboxes.base import MAX_OUTPUT, ExecStream, SandboxHandle
+from sandbox_kernel.sandboxes.base import MAX_OUTPUT, Command, ExecStream, SandboxHandle
 
 _CHUNK = 2**18
 _DRAIN = 1.0
 """Seconds without output after which an ended command's output is taken to be whole: what it has
 left in the background may hold it open."""
+_MOST_DRAIN = 60.0
 _GRACE = 2.0
-_APART = """
+_OWN_SESSION = """
 command -v setsid >/dev/null 2>&1 || exec "$@"
 pid=
 stop() { [ -z "$pid" ] || kill -KILL "-$pid" "$pid" 2>/dev/null; exit 143; }
@@ -51,10 +54,8 @@ class RawResult:
         return self.stderr.decode(errors="replace").strip()[-500:]
 
 
-def apart(argv: Sequence[str]) -> list[str]:
-    """The same command in a session of its own. What it leaves in the background outlives it,
-    unless it is ended itself; then all of that is killed."""
-    return ["/bin/sh", "-c", _APART, "apart", *argv]
+def _in_own_session(argv: Sequence[str]) -> list[str]:
+    return ["/bin/sh", "-c", _OWN_SESSION, "command", *argv]
 
 
 async def run_raw(
@@ -66,11 +67,15 @@ async def run_raw(
     stdin: IO[bytes] | None = None,
     timeout: float | None = None,
     max_output: int = MAX_OUTPUT,
+    own_session: bool = False,
 ) -> RawResult:
     """Run a command to its end; of each of its streams ``max_output`` bytes are kept. When it is
-    late, its process group is killed and SandboxTimeout raised."""
+    late, its process group is killed and SandboxTimeout raised. With ``own_session``, what it
+    leaves in the background goes on; when it is late, that is killed, too."""
     out, err = _Kept(max_output), _Kept(max_output)
-    code = await _run(handle, argv, env, cwd, stdin, timeout, out.take, err.take)
+    code = await _run(
+        handle, argv, env, cwd, stdin, timeout, out.take, err.take, own_session=own_session
+    )
     cut = out.truncated or err.truncated
     return RawResult(bytes(out.data), bytes(err.data), code, cut)
 
@@ -124,11 +129,15 @@ async def _run(
     timeout: float | None,
     take_out: Callable[[bytes], None],
     take_err: Callable[[bytes], None],
+    *,
+    own_session: bool = False,
 ) -> int:
     stream: ExecStream | None = None
     try:
         async with asyncio.timeout(timeout):
-            stream = await handle.open_stream(argv, env=env, cwd=cwd)
+            audit.note_command(handle, argv)
+            words = _in_own_session(argv) if own_session else argv
+            stream = await handle.open_command(Command(words, env or {}, cwd))
             return await _to_the_end(stream, stdin or io.BytesIO(), take_out, take_err)
     except TimeoutError as error:
         if isinstance(error, SandboxTimeout):
@@ -162,22 +171,29 @@ async def _to_the_end(
     code = asyncio.create_task(stream.wait())
     tasks = {out, err, feed, code}
     try:
-        pending: set[asyncio.Task[Any]] = {out, err, code}
-        while pending:
+        await _first_of({out, err, code}, until=code)
+        deadline = time.monotonic() + _MOST_DRAIN
+        while not (out.done() and err.done()) and time.monotonic() < deadline:
             seen = pieces
-            limit = _DRAIN if code.done() else None
-            done, pending = await asyncio.wait(
-                pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                task.result()  # raises what went wrong
-            if not done and pieces == seen:
+            await asyncio.wait({out, err}, timeout=_DRAIN)
+            if pieces == seen:
                 break
+        for poured in (out, err):
+            if poured.done():
+                poured.result()  # raises what went wrong
         return code.result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first_of(tasks: set[asyncio.Task[Any]], *, until: asyncio.Task[Any]) -> None:
+    """Wait for one task. What another one raises until then ends the wait."""
+    while not until.done():
+        done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
 
 async def end(stream: ExecStream) -> None:

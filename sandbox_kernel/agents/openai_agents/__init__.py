@@ -12,6 +12,7 @@ options     what a sandbox is to be, and what of it a session's state keeps
 client      makes, resumes and deletes sessions
 session     one session: its commands, files, snapshots and ports
 sandbox     its sandbox, found or made once
+transfers   its work on the background loop, and its temporary files
 terminals   commands that run on while the model does something else
 """
 

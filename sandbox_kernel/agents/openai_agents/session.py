@@ -10,13 +10,10 @@ import asyncio
 import io
 import json
 import tempfile
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TypeVar, cast
 
 from agents.sandbox.errors import (
-    ExecTimeoutError,
-    ExecTransportError,
     ExposedPortUnavailableError,
     WorkspaceArchiveReadError,
     WorkspaceArchiveWriteError,
@@ -41,10 +38,17 @@ from sandbox_kernel.agents.openai_agents.options import (
 )
 from sandbox_kernel.agents.openai_agents.sandbox import SessionSandbox
 from sandbox_kernel.agents.openai_agents.terminals import SIZE, Terminals
+from sandbox_kernel.agents.openai_agents.transfers import (
+    IN_MEMORY,
+    copy,
+    judged,
+    spooled,
+    translated,
+)
 from sandbox_kernel.agents.port_forward import LOOPBACK, PortForward
-from sandbox_kernel.agents.raw_exec import RawResult, apart, run_into, run_raw
+from sandbox_kernel.agents.raw_exec import RawResult, run_into, run_raw
 from sandbox_kernel.agents.users import as_user
-from sandbox_kernel.errors import QuotaExceeded, SandboxError, SandboxTimeout, WorkspaceRefused
+from sandbox_kernel.errors import QuotaExceeded, SandboxError
 from sandbox_kernel.sandboxes.base import MAX_OUTPUT, ExecStream, SandboxClient
 from sandbox_kernel.tunnel.background import run
 
@@ -52,7 +56,6 @@ T = TypeVar("T")
 
 MAX_FILE = 2 * 2**30
 """Bytes of a file that ``read`` takes."""
-_IN_MEMORY = 2**22
 _TRANSFER = 600.0
 _EXISTS = 17
 _READ = 'cat -- "$1"'
@@ -143,7 +146,8 @@ class SandboxKernelSession(BaseSandboxSession):
     async def _exec_internal(
         self, *command: str | Path, timeout: float | None = None
     ) -> ExecResult:
-        result = await self._raw(apart([str(part) for part in command]), timeout=timeout)
+        argv = [str(part) for part in command]
+        result = await self._raw(argv, timeout=timeout, own_session=True)
         stderr = result.stderr
         if result.truncated:
             stderr += f"\n[output beyond {MAX_OUTPUT} bytes was left out]\n".encode()
@@ -163,7 +167,7 @@ class SandboxKernelSession(BaseSandboxSession):
         stdin: IO[bytes] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        max_output: int = MAX_OUTPUT,
+        own_session: bool = False,
     ) -> RawResult:
         env = await self._environment()
         cwd = cwd or self._folder()
@@ -176,10 +180,10 @@ class SandboxKernelSession(BaseSandboxSession):
                 cwd=cwd,
                 stdin=stdin,
                 timeout=timeout,
-                max_output=max_output,
+                own_session=own_session,
             )
 
-        return await _translated(argv, timeout, inside())
+        return await translated(argv, timeout, inside())
 
     # --- commands that run on
 
@@ -206,7 +210,7 @@ class SandboxKernelSession(BaseSandboxSession):
                 await stream.close_stdin()
             return stream
 
-        stream = await _translated(argv, timeout, inside())
+        stream = await translated(argv, timeout, inside())
         return await self._terminals.start(
             stream, tty=tty, yield_time_s=yield_time_s, max_output_tokens=max_output_tokens
         )
@@ -265,7 +269,7 @@ class SandboxKernelSession(BaseSandboxSession):
         stream = coerce_write_payload(path=path, data=data).stream
         argv = self._file_command(script, where, user=user)
         try:
-            content = await asyncio.to_thread(_spooled, stream, MAX_FILE)
+            content = await asyncio.to_thread(spooled, stream, MAX_FILE)
         except QuotaExceeded as error:
             raise WorkspaceArchiveWriteError(path=path, context={"reason": str(error)}) from error
         with content:
@@ -284,14 +288,14 @@ class SandboxKernelSession(BaseSandboxSession):
     async def _taken(self, argv: list[str], limit: int, path: Path) -> IO[bytes]:
         """What a command in the sandbox writes, as a file that the caller closes."""
         env = await self._environment()
-        target = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  (the caller's)
+        target = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  (the caller's)
 
         async def inside() -> RawResult:
             handle = await self._sandbox.attach()
             return await run_into(handle, argv, target, limit=limit, env=env, timeout=_TRANSFER)
 
         try:
-            result = await _translated(argv, _TRANSFER, inside())
+            result = await translated(argv, _TRANSFER, inside())
             if result.exit_code:
                 raise WorkspaceArchiveReadError(path=path, context={"stderr": result.problem})
         except QuotaExceeded as error:
@@ -312,7 +316,7 @@ class SandboxKernelSession(BaseSandboxSession):
         skipped = sorted(path.as_posix() for path in self._persist_workspace_skip_relpaths())
         argv = await self._python(workspace_tar.PACK, root, json.dumps(skipped))
         with await self._taken(argv, workspace_tar.MAX_BYTES, Path(root)) as packed:
-            found = await _judged(
+            found = await judged(
                 *(WorkspaceArchiveReadError, root),
                 lambda target: workspace_tar.portable(packed, target, root),
             )
@@ -321,7 +325,7 @@ class SandboxKernelSession(BaseSandboxSession):
     async def hydrate_workspace(self, data: io.IOBase) -> None:
         root = self.state.manifest.root
         with await self._checked(data) as archive:
-            plain = await _judged(
+            plain = await judged(
                 *(WorkspaceArchiveWriteError, root),
                 lambda target: workspace_tar.plain(archive, target),
             )
@@ -344,11 +348,11 @@ class SandboxKernelSession(BaseSandboxSession):
 
     async def _checked(self, data: io.IOBase) -> IO[bytes]:
         def copy_and_check(target: IO[bytes]) -> None:
-            _copy(cast(IO[bytes], data), target, workspace_tar.MAX_BYTES)
+            copy(cast(IO[bytes], data), target, workspace_tar.MAX_BYTES)
             target.seek(0)
             workspace_tar.check(target)
 
-        return await _judged(WorkspaceArchiveWriteError, self.state.manifest.root, copy_and_check)
+        return await judged(WorkspaceArchiveWriteError, self.state.manifest.root, copy_and_check)
 
     async def _python(self, program: str, *arguments: str) -> list[str]:
         handle = await run(self._sandbox.attach())
@@ -374,57 +378,3 @@ class SandboxKernelSession(BaseSandboxSession):
     async def _close_forwards(self) -> None:
         while self._forwards:
             await run(self._forwards.popitem()[1].close())
-
-
-async def _translated(argv: list[str], timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
-    """Do work on the background loop; its errors become the SDK's. None of them makes the SDK or
-    us start another sandbox."""
-    try:
-        return await run(work)
-    except QuotaExceeded:
-        raise
-    except SandboxTimeout as error:
-        raise ExecTimeoutError(
-            command=argv, timeout_s=timeout, context={"reason": str(error)}, cause=error
-        ) from error
-    except (OSError, SandboxError) as error:
-        raise ExecTransportError(
-            command=argv, context={"reason": str(error)}, cause=error, message=str(error)
-        ) from error
-
-
-async def _judged(
-    failure: type[WorkspaceArchiveReadError] | type[WorkspaceArchiveWriteError],
-    root: str,
-    work: Callable[[IO[bytes]], None],
-) -> IO[bytes]:
-    """A temporary file that ``work`` has filled, in a thread, for which a cancellation waits."""
-    target = tempfile.TemporaryFile()  # noqa: SIM115  (the caller's)
-    doing = asyncio.ensure_future(asyncio.to_thread(work, target))
-    try:
-        await asyncio.shield(doing)
-    except (WorkspaceRefused, QuotaExceeded, OSError) as error:
-        target.close()
-        raise failure(path=Path(root), context={"reason": str(error)}, cause=error) from error
-    except BaseException:
-        await asyncio.wait([doing])
-        target.close()
-        raise
-    target.seek(0)
-    return cast(IO[bytes], target)
-
-
-def _spooled(source: io.IOBase, limit: int) -> IO[bytes]:
-    target = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  (the caller's)
-    _copy(cast(IO[bytes], source), cast(IO[bytes], target), limit)
-    target.seek(0)
-    return cast(IO[bytes], target)
-
-
-def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
-    total = 0
-    while chunk := source.read(2**18):
-        total += len(chunk)
-        if total > limit:
-            raise QuotaExceeded(f"More than {limit} bytes were given; nothing was written.")
-        target.write(chunk)

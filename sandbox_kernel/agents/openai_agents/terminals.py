@@ -143,7 +143,7 @@ class Terminals:
         terminal = self._open.get(number)
         if terminal is None:
             raise PtySessionNotFoundError(session_id=number)
-        terminal.used = time.monotonic()
+        terminal.used, terminal.room = time.monotonic(), _MOST
         if text:
             if not terminal.tty:
                 raise RuntimeError("stdin is not available for this process")
@@ -165,7 +165,6 @@ class Terminals:
     async def _update(
         self, number: int, terminal: _Terminal, wait_ms: int, max_output_tokens: int | None
     ) -> PtyExecUpdate:
-        terminal.room = _MOST
         output, tokens, ended = await collect_pty_output(
             output_chunks=terminal.chunks,
             output_lock=asyncio.Lock(),
