@@ -136,7 +136,7 @@ lint: $(VENV)/.test  ## ruff (rules and format) and import-linter (layers)
 
 types: $(VENV)/.test  ## mypy --strict, tests included
 	@$(PY) -m mypy --no-error-summary
-	@$(PY) -m mypy --no-error-summary tools
+	@$(PY) -m mypy --no-error-summary tools examples
 
 coverage-wire: $(VENV)/.test  ## check that the wire protocol's own tests cover every branch of it
 	@$(PY) -m coverage run --data-file=.coverage.wire --branch --source=sandbox_kernel/wire -m pytest -q \

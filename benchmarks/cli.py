@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import changes, egress, programs, report, workspace
+from benchmarks import cells, changes, egress, programs, report, workspace
 from benchmarks.columns import COLUMNS, DEFAULT_COLUMNS, Column, before_columns
 from benchmarks.compare import Results, compare, workers
 from benchmarks.rows import ROWS
@@ -99,10 +99,16 @@ def run_scale(options: argparse.Namespace, facts: dict[str, object], folder: Pat
 def run_programs(options: argparse.Namespace, facts: dict[str, object], folder: Path) -> int:
     rounds = options.rounds or (1 if options.quick else 5)
     samples = programs.measure(folder, rounds, _progress)
+    in_all = cells.measure(folder, rounds, _progress)
     _print_title(facts, False)
     print(f"rounds: {rounds}; medians\n")
     print(report.table(programs.lines(samples)))
-    content = {"machine": facts, "seconds": samples}
+    print()
+    print(report.table(cells.lines(in_all)))
+    print()
+    for check in cells.checks(in_all):
+        print(check)
+    content = {"machine": facts, "seconds": samples, "cells": in_all}
     return _save(options.json or RESULTS / "programs.json", content)
 
 
@@ -217,8 +223,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=("compare", "scale", "programs", "workspace", "egress"),
         default="compare",
         help="compare (the default): all rows; scale: many kernels at work at once; "
-        "programs: papermill, and notebooks in a server; workspace: saving and restoring files; "
-        "egress: ways out of a sandbox",
+        "programs: papermill, a hundred cells in all, and notebooks in a server; "
+        "workspace: saving and restoring files; egress: ways out of a sandbox",
     )
     parser.add_argument(
         "--columns", nargs="+", choices=COLUMNS, metavar="COLUMN", help="the first is the base"

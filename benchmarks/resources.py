@@ -67,16 +67,27 @@ def _part(pid: int, commands: dict[int, list[str]], stats: dict[int, list[str]])
             return "init"
         has_kernel = any(int(stat[1]) == pid for stat in stats.values())
         return "agent" if has_kernel else "connector"
+    if command == ["cat"] and _is_guest_program(commands.get(parent, [])):
+        return "connector"  # what waits in its place
     if "ipykernel_launcher" in command:
-        # The agent is the parent of the warm interpreter, the kernel and its spare, in this order.
         if not _is_guest_program(commands.get(parent, [])):
             return "kernel"
-        siblings = [sibling for sibling, stat in stats.items() if int(stat[1]) == parent]
-        siblings = [sibling for sibling in siblings if "ipykernel_launcher" in commands[sibling]]
-        siblings.sort(key=lambda sibling: int(stats[sibling][19]))
-        roles = ["kernel"] if len(siblings) == 1 else ["warm", "kernel", "spare"]
-        return roles[min(siblings.index(pid), len(roles) - 1)]
+        # The agent is the parent of the kernel, its spare, which is younger, and the warm
+        # interpreter, which has one thread.
+        if _threads(stats[pid]) == 1:
+            return "warm"
+        born = int(stats[pid][19])
+        older = [
+            other
+            for other, stat in stats.items()
+            if int(stat[1]) == parent and _threads(stat) > 1 and int(stat[19]) < born
+        ]
+        return "spare" if any("ipykernel_launcher" in commands[o] for o in older) else "kernel"
     return "other"
+
+
+def _threads(stat: list[str]) -> int:
+    return int(stat[17])
 
 
 def _is_bwrap(command: list[str]) -> bool:

@@ -65,5 +65,8 @@ ROWS = {
         Row("memory_agent", "... the agent", "MB", "memory", _MB),
         Row("memory_connector", "... the connector", "MB", "memory", _MB),
         Row("memory_init", "... the jail's init and monitor", "MB", "memory", _MB),
+        Row("rested_all", "idle for a minute: its processes", "MB", "memory", _MB),
+        Row("rested_kernel", "... the kernel itself", "MB", "memory", _MB),
+        Row("rested_spare", "... the spare", "MB", "memory", _MB),
     )
 }

@@ -38,6 +38,8 @@ CALL_LIMIT = 900.0
 """Seconds that one task may take before its process is killed."""
 STOP_LIMIT = 60.0
 LOG_TAIL = 2000
+REST_LIMIT = 90.0
+"""Seconds after which the memory of idle kernels is measured in any case."""
 IDLE = 3.0
 """Seconds without work before a start and a restart, in which pools and spares get ready."""
 
@@ -168,9 +170,9 @@ class Tasks:
                 if number == 0:
                     before = _own_memory()
             grown = (_own_memory() - before) / self._sizes.kernels
-            parts = memory_by_part(os.getpid())
-        parts["all"] = sum(parts.values())
-        each = {f"memory_{part}": [size / len(kernels)] for part, size in parts.items()}
+            parts = {f"memory_{part}": size for part, size in _memory_by_part().items()}
+            parts |= {f"rested_{part}": size for part, size in _rested_memory().items()}
+        each = {part: [size / len(kernels)] for part, size in parts.items()}
         return {"memory_host": [grown], **each}
 
     def many_kernels(self, kernels: int, round_trips: int) -> scale.Point:
@@ -201,6 +203,19 @@ def _cpu_since(before: Cpu, name: str, count: int) -> Samples:
 def _own_memory() -> int:
     gc.collect()
     return pss()
+
+
+def _memory_by_part() -> dict[str, int]:
+    parts = memory_by_part(os.getpid())
+    return {**parts, "all": sum(parts.values())}
+
+
+def _rested_memory() -> dict[str, int]:
+    """When no warm interpreter is left: they end when kernels have been idle for a while."""
+    end = time.monotonic() + REST_LIMIT
+    while "warm" in (parts := _memory_by_part()) and time.monotonic() < end:
+        time.sleep(1.0)
+    return parts
 
 
 def serve(pipe: Connection, column: Column, sizes: Sizes, folder: Path) -> None:

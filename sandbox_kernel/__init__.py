@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockingNotebook",
     "Capabilities",
     "ExecResult",
     "ExecStream",
+    "Job",
+    "Notebook",
+    "Result",
     "SandboxClient",
     "SandboxError",
     "SandboxHandle",
@@ -22,6 +26,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "agents.blocking": ("BlockingNotebook",),
+    "agents.jobs": ("Job",),
+    "agents.notebook": ("Notebook",),
+    "agents.result": ("Result",),
     "errors": ("SandboxError", "SandboxUnavailable"),
     "kernels": ("SandboxedKernel",),
     "sandboxes.backends": ("backend_names", "load_backend"),
@@ -31,6 +39,10 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from sandbox_kernel.agents.blocking import BlockingNotebook
+    from sandbox_kernel.agents.jobs import Job
+    from sandbox_kernel.agents.notebook import Notebook
+    from sandbox_kernel.agents.result import Result
     from sandbox_kernel.errors import SandboxError, SandboxUnavailable
     from sandbox_kernel.kernels import SandboxedKernel
     from sandbox_kernel.sandboxes.backends import backend_names, load_backend

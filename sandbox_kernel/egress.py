@@ -48,6 +48,7 @@ _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _PATH = re.compile(r"/[\x21-\x7e]{0,1023}")
 _SHORT = re.compile(r"(?P<deny>!)?(?P<host>\[[^\]]+\]|[^:\s]+|[0-9a-fA-F:./]+?)(:(?P<port>\d+))?")
 _ACTIONS = (ALLOW, DENY)
+_MOST_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -303,11 +304,16 @@ def _words(text: str) -> list[str]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         # "[2001:db8::1]:443" begins like JSON, too.
         if text.lstrip().startswith("[") and '"' not in text:
             return _words(text)
-        raise SpecError(f"egress is not valid JSON: {text!r}.") from None
+        raise SpecError(f"egress is not valid JSON: {_shown(text)}.") from None
+
+
+def _shown(text: str) -> str:
+    """For an error: what was written may be long, and no rule at all."""
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
 
 
 def _rule(item: Any) -> EgressRule:
@@ -318,7 +324,7 @@ def _rule(item: Any) -> EgressRule:
             return EgressRule(item.removeprefix("!"), DENY if item.startswith("!") else ALLOW)
         found = _SHORT.fullmatch(item)
         if found is None:
-            raise SpecError(f"egress: {item!r} is not a host; give HOST, HOST:PORT or !HOST.")
+            raise SpecError(f"egress: {_shown(item)} is not a host; give HOST, HOST:PORT or !HOST.")
         port = found["port"]
         return EgressRule(
             host=found["host"].strip("[]"),
@@ -349,8 +355,9 @@ def _host(host: Any) -> str:
     numeric = plain.rsplit(".", 1)[-1].isdigit()
     if len(plain) > 253 or numeric or not _HOST.fullmatch(plain):
         raise SpecError(
-            f"egress: {host!r} is not a host. A host is a name in ASCII (data.example), *.name for "
-            f"the names below it, * for all, or an address or network; no scheme, no path."
+            f"egress: {_shown(host)} is not a host. A host is a name in ASCII (data.example), "
+            f"*.name for the names below it, * for all, or an address or network; no scheme, no "
+            f"path."
         )
     return plain
 

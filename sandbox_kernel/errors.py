@@ -86,12 +86,28 @@ class KernelProgramMissing(KernelLaunchFailed, FileNotFoundError):
     """The kernel's program does not exist; clients of local kernels expect FileNotFoundError."""
 
 
+class CellFailed(KernelError):
+    """A cell ended with an error, was cancelled, or its kernel died. ``result`` has its outputs."""
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class CellTimeout(CellFailed, SandboxTimeout):
+    """A cell did not end within the time that it was given."""
+
+
 class WorkspaceError(SandboxError):
     """A saved workspace cannot be read or written."""
 
 
 class WorkspaceNotFound(WorkspaceError):
     """No workspace or save has that name."""
+
+
+class FileMissing(WorkspaceError, FileNotFoundError):
+    """A file or folder is not there in the sandbox."""
 
 
 class WorkspaceExists(WorkspaceError):

@@ -248,7 +248,7 @@ def _words(text: str) -> list[str]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SpecError("secrets is not valid JSON.") from None
 
 

@@ -225,7 +225,7 @@ PATHS = ValueKind(_paths, "PATH", several=True, from_shell=lambda typed: [*map(_
 def _json(value: str) -> Any:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"is not valid JSON: {value!r}") from None
 
 

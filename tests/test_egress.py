@@ -158,6 +158,9 @@ def test_records_keep_the_policy() -> None:
         ({"rules": "a.example"}, "the keys default and rules"),
         ({"default": "deny", "rule": []}, "the keys default and rules"),
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not a host"),
+        ('["' + "[" * 100_000, "not valid JSON"),
+        ('{"within":' * 100_000, "not valid JSON"),
         (["a.example"] * 300, "the limit is 256"),
     ],
 )
@@ -166,6 +169,7 @@ def test_nonsense_is_refused_when_it_is_read(written: Any, message: str) -> None
     with pytest.raises(SpecError, match=message) as caught:
         SandboxSpec.from_mapping({"egress": written}, where="the test")
     assert "the test" in str(caught.value)
+    assert len(str(caught.value)) < 2000
 
 
 _EVERY_PART: dict[str, tuple[object, str]] = {

@@ -51,6 +51,10 @@ class AuditLog:
         except Exception as error:  # noqa: BLE001  an audit that fails must not end what it audits
             _tell_once(self.path, error)
 
+    def check(self) -> None:
+        """Find out whether events can be appended. OSError."""
+        os.close(self._open())
+
     def append(self, line: bytes) -> None:
         """Append what ``line_of`` gave. OSError."""
         fd = self._open()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandbox_kernel.cli.formatting import note
@@ -64,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_timeout(self, default: float | None = None) -> None:
         about = "end it after this long" + (f" (default: {default:g})" if default else "")
         unit = "SECONDS"
-        self.add_argument("--timeout", type=_seconds, default=default, metavar=unit, help=about)
+        self.add_argument("--timeout", type=seconds, default=default, metavar=unit, help=about)
 
     def add_quota(self) -> None:
         """How much a command may copy; ``quota_of`` reads it."""
@@ -98,7 +99,7 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(reads_settings=True, has_former_volume=True)
         self.add_settings(of=SandboxSpec)
         files = SETTINGS["files"]
-        about = "show this folder as /workspace: none, mount-ro, mount"
+        about = "show this folder as /workspace: none, mount-ro, mount; for notebooks also copy"
         self.add_argument(files.option, dest=_SETTING + files.name, metavar="HOW", help=about)
         self.add_argument("--workspace", dest=_SETTING + FORMER_VOLUME, help=argparse.SUPPRESS)
 
@@ -157,14 +158,14 @@ def positive(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e9:
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e9:
         raise ValueError
-    return seconds
+    return number
 
 
-_seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
+seconds.__name__ = "number of seconds"  # argparse says "invalid <this> value"
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -182,6 +183,18 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         values.setdefault("volume", values.pop(FORMER_VOLUME))
     return values
+
+
+@contextlib.contextmanager
+def winning(settings: Iterable[str]) -> Iterator[None]:
+    """Meanwhile, the environment says nothing about these settings, which would win over what
+    kernels of this process are given."""
+    variables = [SETTINGS[name].variable for name in settings]
+    hidden = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def configured(

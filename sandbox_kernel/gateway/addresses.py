@@ -186,10 +186,10 @@ class Dialler:
         rule: EgressRule | None,
         *outer: EgressRule | None,
         not_at: Collection[EgressRule] = (),
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Address]:
         """A connection to the target, which ``rule`` and those of ``outer`` allowed, at no address
-        that the rules ``not_at`` are about. Refusal: 403 if its address may not be dialled, 502 if
-        it cannot be reached, 504 if that takes too long."""
+        that the rules ``not_at`` are about; and the address that it is to. Refusal: 403 if its
+        address may not be dialled, 502 if it cannot be reached, 504 if that takes too long."""
         addresses = await self.checked_addresses(target, rule, *outer, not_at=not_at)
         return await self._connect(target, addresses)
 
@@ -202,12 +202,20 @@ class Dialler:
     ) -> list[Address]:
         """The addresses of a target that may be dialled, at least one. Refusal."""
         found = [target.address] if target.address else await self._addresses(target)
+        return self.check(found[:_MOST_ADDRESSES], target, rule, *outer, not_at=not_at)
+
+    def check(
+        self,
+        found: Sequence[Address],
+        target: Target,
+        rule: EgressRule | None,
+        *outer: EgressRule | None,
+        not_at: Collection[EgressRule] = (),
+    ) -> list[Address]:
+        """Those of a target's addresses that may be dialled, at least one. Refusal."""
         if target.address is None and not_at:
-            found = _without_denied(found[:_MOST_ADDRESSES], target, not_at)
-        kinds = {
-            address: self._why_not(address, target, (rule, *outer))
-            for address in found[:_MOST_ADDRESSES]
-        }
+            found = _without_denied(found, target, not_at)
+        kinds = {address: self._why_not(address, target, (rule, *outer)) for address in found}
         allowed = [address for address, kind in kinds.items() if kind is None]
         if not allowed:
             address, kind = next(iter(kinds.items()))
@@ -241,7 +249,7 @@ class Dialler:
 
     async def _connect(
         self, target: Target, addresses: Sequence[Address]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Address]:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._connect_timeout
         failure: OSError = TimeoutError()
@@ -254,7 +262,7 @@ class Dialler:
                         str(address), target.port, limit=READ_LIMIT
                     )
                 _keep_alive(writer)
-                return reader, writer
+                return reader, writer, address
             except OSError as error:  # TimeoutError is one
                 failure = error
         if isinstance(failure, TimeoutError):

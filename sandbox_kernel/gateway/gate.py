@@ -78,12 +78,11 @@ class Gate:
         target = _target(host, port)
         return self._counted(decisions.request_decisions(self._policy, target, method, path))
 
-    def still_allows(self, target: Target, request: tuple[str, str] | None = None) -> bool:
-        """Whether what is under way (with method and path, where known) would be allowed now, rate
-        limits aside."""
+    def judge(self, target: Target, request: tuple[str, str] | None = None) -> Decision:
+        """Decide again for what is under way (with method and path, where known). Not counted."""
         if request is None:
-            return decisions.judge_connection(self._policy, target).allowed
-        return decisions.judge_request(self._policy, target, *request).allowed
+            return decisions.judge_connection(self._policy, target)
+        return decisions.judge_request(self._policy, target, *request)
 
     def may_allow_some(self, target: Target) -> bool:
         """Whether some request to the target can be allowed."""

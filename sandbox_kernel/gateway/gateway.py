@@ -238,6 +238,8 @@ class Gateway:
                     if server is None:
                         server = await self._service.dial(passage)
                         establish()
+                    else:
+                        self._service.use(passage, server)
 
                     async def first() -> None:
                         if await wire.source.wait():

@@ -157,13 +157,14 @@ class HttpForwarder:
 
     async def _connect(self, request: Request, body: Body, passage: Passage) -> bool:
         """Make sure that there is a connection to the request's target. True: it is a used one,
-        which is taken only for requests that can be sent again, and if the server has said nothing
-        since: that would be taken for the answer to this one."""
+        which is taken only for requests that can be sent again and that may go to its address, and
+        if the server has said nothing since: that would be taken for the answer to this one."""
         server = self._server
         again = body.is_empty and request.head.method in _SENT_AGAIN
-        fits = server is not None and server.target == request.target and again
-        if server is not None and fits and not await server.wire.source.wait(seconds=0):
-            return True
+        if server is not None and server.target == request.target and again:
+            unasked = await server.wire.source.wait(seconds=0)
+            if not unasked and self._service.may_use(passage, server.wire):
+                return True
         await self._drop_server()
         self._server = _Server(request.target, await self._dial(passage))
         return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.egress import EgressPolicy
-from sandbox_kernel.errors import SandboxError, SpecError
+from sandbox_kernel.errors import SpecError
 
 _MOST_BYTES = 1 << 20
 
@@ -35,7 +35,7 @@ def read_policy_file(path: str | Path) -> EgressPolicy:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         return [line for line in lines if line]
 
@@ -65,7 +65,7 @@ class WatchedPolicy:
         self._seen = self._signature()
         try:
             self._use(read_policy_file(self._path))
-        except SandboxError as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, nothing passes then
             self._use(EgressPolicy())
             self._tell(f"{error} Until that is mended, everything is denied.")
         else:

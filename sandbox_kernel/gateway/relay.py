@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sandbox_kernel.gateway.byte_source import ByteSource
+from sandbox_kernel.gateway.names import Address
 from sandbox_kernel.gateway.rewriting import Filter
 from sandbox_kernel.gateway.watch import Watch
 
@@ -43,10 +44,15 @@ class Wire:
 
     source: ByteSource
     writer: Writer
+    address: Address | None = None
+    """Of a server: what was dialled."""
 
     @classmethod
     def of(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Wire:
         return cls(ByteSource(reader), writer)
+
+    def at(self, address: Address | None) -> Wire:
+        return replace(self, address=address)
 
 
 @dataclass

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sandbox_kernel.egress import ALLOW, DENY
+from sandbox_kernel.egress import ALLOW, DENY, EgressRule
 from sandbox_kernel.gateway.addresses import Dialler
 from sandbox_kernel.gateway.audit import Sink, egress_event
+from sandbox_kernel.gateway.closing import reset
 from sandbox_kernel.gateway.decisions import Decision
 from sandbox_kernel.gateway.gate import Gate
 from sandbox_kernel.gateway.http2.budget import Budget
-from sandbox_kernel.gateway.names import Target
+from sandbox_kernel.gateway.names import Address, Target
 from sandbox_kernel.gateway.refusals import Refusal
 from sandbox_kernel.gateway.relay import Counts, Wire
 from sandbox_kernel.gateway.rewriting import Rewriting, Unchanged
@@ -50,6 +51,8 @@ class Passage:
     method: str | None = None
     path: str | None = None
     decision: Decision | None = None
+    address: Address | None = None
+    """Of the server that it is connected to."""
     counts: Counts = field(default_factory=Counts)
     started: float = field(default_factory=time.monotonic)
     secrets: Sequence[str] = ()
@@ -93,11 +96,32 @@ class Service:
     async def dial(self, passage: Passage) -> Wire:
         """A connection to the passage's target, which its decision has allowed. Refusal."""
         assert passage.target is not None
-        decision = passage.decision
-        if decision is None:
-            return Wire.of(*await self.dialler.dial(passage.target, None))
-        rules, not_at = (decision.rule, *decision.outer), decision.not_at
-        return Wire.of(*await self.dialler.dial(passage.target, *rules, not_at=not_at))
+        before, (rules, not_at) = self.gate.policy, _allowed_by(passage.decision)
+        reader, writer, address = await self.dialler.dial(passage.target, *rules, not_at=not_at)
+        passage.address = address
+        if self.gate.policy is not before and passage in self._under_way.values():
+            try:
+                self._check_again(passage)
+            except Refusal:
+                reset(writer)
+                raise
+        return Wire.of(reader, writer).at(address)
+
+    def use(self, passage: Passage, server: Wire) -> None:
+        """Let a passage, which its decision has allowed, have a connection to its target that was
+        made for another one. Refusal if it may not be to that address."""
+        assert passage.target is not None
+        if server.address is not None:
+            rules, not_at = _allowed_by(passage.decision)
+            self.dialler.check([server.address], passage.target, *rules, not_at=not_at)
+        passage.address = server.address
+
+    def may_use(self, passage: Passage, server: Wire) -> bool:
+        """As ``use``, without a reason."""
+        with contextlib.suppress(Refusal):
+            self.use(passage, server)
+            return True
+        return False
 
     @contextlib.contextmanager
     def under_way(self, passage: Passage, watch: Watch) -> Iterator[None]:
@@ -110,12 +134,27 @@ class Service:
 
     def _look_again(self) -> None:
         for watch, passage in list(self._under_way.items()):
-            if passage.target is None:
-                continue
-            read = None if passage.method is None else (passage.method, passage.path or "/")
-            if not self.gate.still_allows(passage.target, read):
-                text = f"egress denied: {passage.target} (the rules have changed)"
-                watch.end(Refusal(403, text))
+            try:
+                self._check_again(passage)
+            except Refusal as refusal:
+                watch.end(refusal)
+
+    def _check_again(self, passage: Passage) -> None:
+        """Refusal if the rules of now forbid a passage, or the address that it is connected to."""
+        target, found = passage.target, passage.address
+        if target is None:
+            return
+        read = None if passage.method is None else (passage.method, passage.path or "/")
+        decision = self.gate.judge(target, read)
+        allowed = decision.allowed
+        if allowed and found is not None:
+            rules, not_at = _allowed_by(decision)
+            try:
+                self.dialler.check([found], target, *rules, not_at=not_at)
+            except Refusal:
+                allowed = False
+        if not allowed:
+            raise Refusal(403, f"egress denied: {target} (the rules have changed)")
 
     def allowed(self, passage: Passage) -> None:
         """Record that a passage ended as it should."""
@@ -147,3 +186,12 @@ class Service:
             self._audit(event)
         except Exception:
             log.exception("The audit failed.")
+
+
+def _allowed_by(
+    decision: Decision | None,
+) -> tuple[tuple[EgressRule | None, ...], tuple[EgressRule, ...]]:
+    """What the dialler must know of a decision."""
+    if decision is None:
+        return (None,), ()
+    return (decision.rule, *decision.outer), decision.not_at

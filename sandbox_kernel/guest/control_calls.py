@@ -51,7 +51,7 @@ class ControlCalls:
             later.finish(self._kernel.status())
             self._agent.targets.kernel_launched()
             plan = self._kernel.plan(argv, env, cwd)
-            if warm and spare and self._kernel.warm.prepare(plan.command):
+            if warm and spare:
                 self._kernel.spares.keep(plan)
             else:
                 self._kernel.warm.close()

@@ -17,11 +17,11 @@ from ..wire.event_loop import LoopLike
 from ..wire.frames import Buffer
 from ..wire.mux import DEFAULT_WINDOW, HIGH_WATER, StreamHandler
 from ..wire.pump import ByteStream, Flushes
+from .connector import ACCEPTED
 from .endpoints import CHANNELS
 from .rekey import MAX_REQUEST
 
 HELLO_TIMEOUT = 30.0
-ACCEPTED = b"+"
 _MAX_UNREAD = 256 * 1024
 """Bytes of a client that the kernel has not taken; beyond them the client is not read."""
 _MIN_READ, _MAX_READ = 8 * 1024, 256 * 1024

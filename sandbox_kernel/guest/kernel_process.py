@@ -66,7 +66,7 @@ class Kernel:
         self._on_exit = on_exit
         self.warm = WarmStart(loop)
         self._layer = landlock.layer()
-        self.spares = Spares(loop, folder, self.warm, self._layer)
+        self.spares = Spares(loop, folder, self.warm, self._layer, lambda: self.running)
         self._launched = False
         self.launching = False
         """A kernel was started, and may even have ended, but its pid is not known yet."""

@@ -98,12 +98,14 @@ def enter(ruleset: int) -> None:
 def writable_mounts(mountinfo: Iterable[str] | None = None) -> list[str]:
     """The mount points that this process sees as writable."""
     if mountinfo is None:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        path, plain = "/proc/self/mountinfo", "surrogateescape"
+        with open(path, encoding="utf-8", errors=plain, newline="\n") as file:
             mountinfo = file.readlines()
     found = {}
     for line in mountinfo:
-        # number, parent, device, root, mount point, options; the later of two at one place counts
-        fields = line.split()
+        # number, parent, device, root, mount point, options; the later of two at one place counts.
+        # A name may have whatever else is a blank or the end of a line to Python.
+        fields = line.split(" ")
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         found[place] = "rw" in fields[5].split(",")
     return [place for place, writable in found.items() if writable and place != "/"]

@@ -6,6 +6,10 @@ kernel is idle, and given up when the sandbox's memory gets short. Only ipykerne
 plain command line has spares, and a spare serves only a kernel whose folder is the same and whose
 environment differs in nothing that IPython reads in its start. All others are started as if there
 were no spares.
+
+While a spare waits, the warm interpreter has nothing to do, and most of its memory is its own. So
+it ends when a spare has waited for a while beside a kernel. It is started again when that spare
+was used, for the next one.
 """
 
 import contextlib
@@ -32,6 +36,9 @@ _ENOUGH, _SHORT = 0.25, 0.15
 """Shares of the memory: with more than the first available a spare is made, and with less than the
 second it is given up."""
 _MEMORY_INTERVAL = 5.0
+REST = 60.0
+"""Seconds that a spare waits beside a kernel before the warm interpreter ends. A kernel that is
+restarted is often restarted again soon, before there is another spare."""
 
 SESSION_NAME = "JPY_SESSION_NAME"
 """The one variable that IPython reads in its start and a spare gets afterwards."""
@@ -65,10 +72,19 @@ Taken = Callable[[Optional[int]], object]
 
 
 class Spares:
-    """At most one spare. ``calm`` says whether now is a good time to make one."""
+    """At most one spare. ``calm`` says whether now is a good time to make one, ``running`` whether
+    there is a kernel beside it."""
 
-    def __init__(self, loop: LoopLike, folder: str, warm: WarmStart, layer: int) -> None:
+    def __init__(
+        self,
+        loop: LoopLike,
+        folder: str,
+        warm: WarmStart,
+        layer: int,
+        running: Callable[[], bool],
+    ) -> None:
         self.calm: Callable[[], bool] = lambda: True
+        self._running = running
         self._loop = loop
         self._folder = folder
         self._warm = warm
@@ -82,6 +98,7 @@ class Spares:
         self.making = False
         """A spare was forked, and may even have ended, but its pid is not known yet."""
         self._started = False
+        self._started_at = 0.0
 
     @property
     def ready(self) -> "Optional[int]":
@@ -89,11 +106,14 @@ class Spares:
         return self.pid if self._started else None
 
     def keep(self, plan: KernelPlan) -> None:
-        """Have a spare for such a kernel, when it is calm."""
+        """Have a spare for such a kernel, when it is calm. Before that, and for a kernel that can
+        have none, there is a warm interpreter, if there can be one."""
         self.close()
         if _is_plain(plan.command):
             self._plan = plan
             self._later(QUIET, self._make_if_calm)
+        else:
+            self._warm.prepare(plan.command)
 
     def renew(self) -> None:
         """Replace the spare, for example because this sandbox is a copy of another one."""
@@ -149,19 +169,19 @@ class Spares:
             taken(None)
 
     def _make_if_calm(self) -> None:
+        assert self._plan is not None
         total, available = _memory()
-        if total < LEAST_MEMORY:
-            return
-        if available < _ENOUGH * total:
+        small = total < LEAST_MEMORY
+        if not small and available < _ENOUGH * total:
             self._later(_MEMORY_INTERVAL, self._make_if_calm)
+        elif not self._warm.prepare(self._plan.command) or small:
+            return
         elif not self.calm():
             self._later(QUIET, self._make_if_calm)
         else:
-            self._make()
+            self._make(self._plan)
 
-    def _make(self) -> None:
-        assert self._plan is not None
-        plan = self._plan
+    def _make(self, plan: KernelPlan) -> None:
         self._count += 1
         folder = os.path.join(self._folder, "s%d" % self._count)
         opened: List[int] = []
@@ -211,6 +231,7 @@ class Spares:
             answer = b""
         if answer == READY and self._taken is None:
             self._started = True
+            self._started_at = self._loop.time()
             self._later(_MEMORY_INTERVAL, self._check_memory)
         elif answer == TAKEN and self._taken is not None and self.pid is not None:
             self._hand_over(spare, self.pid, self._taken)
@@ -228,6 +249,8 @@ class Spares:
     def _check_memory(self) -> None:
         total, available = _memory()
         if available >= _SHORT * total:
+            if self._running() and self._loop.time() - self._started_at > REST:
+                self._warm.close()
             return self._later(_MEMORY_INTERVAL, self._check_memory)
         plan = self._plan
         self.close()

@@ -1,13 +1,14 @@
 """Where a kernel's settings come from, and which of them wins.
 
 From weakest to strongest: the kernelspec's ``metadata.kernel_provisioner.config``, traitlets
-configuration, the environment (``SANDBOX_KERNEL_*``).
+configuration, the environment (``SANDBOX_KERNEL_*``). What a program has given itself, in the call
+that starts the kernel, is stronger than all of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sandbox_kernel.errors import SpecError
@@ -15,6 +16,9 @@ from sandbox_kernel.settings import ENV_PREFIX, settings_of, values_from_environ
 from sandbox_kernel.spec import NOTEBOOK, SETTINGS, KernelConfiguration, SandboxSpec
 from sandbox_kernel.suggestions import check_keys, closest
 
+GIVEN = "given"
+"""In a kernelspec's ``metadata.kernel_provisioner``: names of the settings in its ``config`` that a
+program has given itself, so that the environment does not change them."""
 _WORKSPACE = SETTINGS["workspace"].variable
 """Names a workspace, or the notebook whose workspace is meant."""
 _OTHER_VARIABLES = (
@@ -38,6 +42,12 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
         hint = f"Did you mean {ENV_PREFIX}{close}?" if close else "Unset it."
         found.append(f"The environment has {variable}, which means nothing. {hint}")
     return found
+
+
+def environment_beside(given: Collection[str]) -> dict[str, str]:
+    """The environment without the variables of these settings."""
+    hidden = {SETTINGS[name].variable for name in given if name in SETTINGS}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def place_of(name: str, provisioner: Any) -> str:

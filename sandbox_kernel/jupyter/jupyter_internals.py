@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.utils.importstring import import_item
 
@@ -30,6 +31,41 @@ def discard_unsent_requests(manager: Any) -> None:
     control = getattr(manager, "_control_socket", None)
     if control is not None:
         control.linger = 0
+
+
+def adopt_kernel(
+    manager: Any,
+    provisioner: Any,
+    connection: Mapping[str, Any],
+    launch_arguments: Mapping[str, Any],
+) -> None:
+    """Let a new manager go on with a kernel that runs already, and that its provisioner has."""
+    manager.provisioner = provisioner
+    manager._launch_args = dict(launch_arguments)  # for restarts
+    manager._attempted_start = True
+    manager.load_connection_info(connection)
+    manager.write_connection_file()
+
+
+def use_kernelspec(manager: Any, kernelspec: Mapping[str, Any]) -> None:
+    """Let a manager use this kernelspec, whatever is on disk under its kernel's name."""
+    manager._kernel_spec = KernelSpec(resource_dir="", **kernelspec)
+
+
+def never_shut_down(manager: Any) -> None:
+    """Let a manager's shutdown only let go of its kernel, which is another process's."""
+
+    async def let_go(*args: Any, **kwargs: Any) -> None:
+        manager.stop_restarter()
+        manager._close_control_socket()
+        manager.cleanup_connection_file()
+
+    manager.shutdown_kernel = let_go
+
+
+def shut_down_again(manager: Any) -> None:
+    """Undo ``never_shut_down``."""
+    del manager.shutdown_kernel
 
 
 def wants_encryption(manager: Any, requested: Any) -> bool:
@@ -92,6 +128,10 @@ SESSIONS = Feature(
 START_ERRORS = Feature(
     {"kernel_manager.start_kernel": 0},
     "JupyterLab shows the errors of a kernel's start in long lines.",
+)
+LIVE_NOTEBOOKS = Feature(
+    {"kernel_manager.start_kernel": 0, "kernel_manager.restart_kernel": 1},
+    "A notebook of sandbox_kernel.Notebook gets a new kernel, not its live one.",
 )
 ONLY_SANDBOXES = Feature(
     {"provisioner_factory.create_provisioner_instance": 3},

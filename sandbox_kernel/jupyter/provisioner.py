@@ -17,7 +17,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from jupyter_client.connect import KernelConnectionInfo
 from traitlets import Any as AnyTrait
@@ -34,8 +34,18 @@ from sandbox_kernel.jupyter import (
 )
 from sandbox_kernel.jupyter.bring_files import bring_files
 from sandbox_kernel.jupyter.companions import set_up_companions
-from sandbox_kernel.jupyter.configuration import place_of, read_configuration
-from sandbox_kernel.jupyter.connections import addresses, guest_connection, set_up_manager
+from sandbox_kernel.jupyter.configuration import (
+    GIVEN,
+    environment_beside,
+    place_of,
+    read_configuration,
+)
+from sandbox_kernel.jupyter.connections import (
+    addresses,
+    endpoint_folder,
+    guest_connection,
+    set_up_manager,
+)
 from sandbox_kernel.jupyter.death_message import obituary
 from sandbox_kernel.jupyter.denial_lines import log_denials
 from sandbox_kernel.jupyter.file_plan import plan_files
@@ -84,11 +94,14 @@ class SandboxProvisioner(ProvisionedKernel):
     def configuration(self) -> KernelConfiguration:
         """The settings in force for this kernel."""
         configured = {key: getattr(self, key) for key in _SETTINGS}
+        kept = self.kernel_spec.metadata if self.kernel_spec else {}
+        given = kept.get("kernel_provisioner", {}).get(GIVEN, ())
         return read_configuration(
             self._kernelspec_config,
             {key: value for key, value in configured.items() if value is not None},
             default_name=f"kernel-{(self.kernel_id or secrets.token_hex(4))[:8].lower()}"
             f"-{secrets.token_hex(2)}",
+            environ=environment_beside(given),
             not_for="launcher",
         )
 
@@ -431,6 +444,22 @@ class SandboxProvisioner(ProvisionedKernel):
         await run(asyncio.to_thread(unsaved_files.clear, handle.backend, handle.name))
         self._has_process = self._has_run = True
 
+    async def go_on_with(self, kernel: SandboxedKernel, connection: Mapping[str, Any]) -> None:
+        """Have a kernel that this process made as a copy of another, at endpoints of its own. It is
+        saved nowhere. If this fails, the caller still has the kernel."""
+        self._folder = endpoint_folder()
+        place = {"transport": "ipc", "ip": f"{self._folder}/c"}
+        self.connection_info = cast(KernelConnectionInfo, {**connection, **place})
+        kernel.on_exit = partial(self._exited, kernel)
+        await run(self._listen(kernel))
+        own(kernel)
+        self.kernel = kernel
+        self._has_process = self._has_run = True
+
+    async def _listen(self, kernel: SandboxedKernel) -> None:
+        kernel.listen(addresses(self.connection_info), self._folder)
+        await set_up_companions(kernel, self.configuration(), self.connection_info)
+
     async def _attach(self, info: dict[str, Any]) -> SandboxedKernel:
         kernel = await SandboxedKernel.attach(
             *(load_backend(info["backend"]), info["sandbox"], self.log),
@@ -442,8 +471,7 @@ class SandboxProvisioner(ProvisionedKernel):
             if kernel.exit_code is not None:
                 sandbox = kernel.handle.name
                 raise SandboxGone(f"The kernel in sandbox {sandbox!r} has ended: {kernel.death}.")
-            kernel.listen(addresses(self.connection_info), self._folder)
-            await set_up_companions(kernel, self.configuration(), self.connection_info)
+            await self._listen(kernel)
         except BaseException:
             await kernel.detach()
             raise

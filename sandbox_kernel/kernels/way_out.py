@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from sandbox_kernel.audit import Trail
+from sandbox_kernel.audit.trail import by
 from sandbox_kernel.egress import DENY, EgressPolicy
 from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.gateway.audit import egress_event
@@ -119,7 +120,8 @@ class WayOut:
         revision = change.revision if change is not None else ""
         self._noted = {"revision": revision, "error": error}
         event = egress_event("failed" if error else "in force", sandbox=self._sandbox, reason=error)
-        self.decisions({**event, "kind": "policy", "egress": self.policy.to_json()})
+        facts = {"kind": "policy", "egress": self.policy.to_json(), "by": by()}
+        self.decisions({**event, **facts})
 
     async def _use(self, policy: EgressPolicy) -> None:
         """Use these rules from now on, for open connections as well. SpecError; SandboxError."""

@@ -27,7 +27,6 @@ from sandbox_kernel.sandboxes.capabilities import Capabilities
 from sandbox_kernel.sandboxes.command import Command
 from sandbox_kernel.sandboxes.egress_environment import IMAGE_BUNDLE, trust_script
 from sandbox_kernel.sandboxes.exec_stream import ExecStream, run_to_end
-from sandbox_kernel.sandboxes.folder_archive import UNPACK, packed
 from sandbox_kernel.sandboxes.results import Diagnosis, ExecResult, SandboxInfo, SnapshotInfo, Usage
 from sandbox_kernel.spec import SandboxSpec
 
@@ -190,10 +189,14 @@ class SandboxHandle(ABC):
     async def upload(self, folder: str, target: str) -> None:
         """Copy the files of a host folder into a folder of the sandbox, which is made if needed.
         The default sends a tar archive through a command's stdin; the sandbox needs Python."""
+        from sandbox_kernel.sandboxes.folder_archive import packed  # lazy: start-up time
+
         await self._unpack(target, stdin=await asyncio.to_thread(packed, folder))
 
     async def _unpack(self, target: str, *, stdin: bytes = b"", path: str = "-") -> None:
         """Unpack an archive from stdin, or from a file in the sandbox, into a folder there."""
+        from sandbox_kernel.sandboxes.folder_archive import UNPACK  # lazy: start-up time
+
         argv = [self.python or "python3", "-I", "-c", UNPACK, target, path]
         command = Command(argv, cwd="/")
         result = await self.run_command(command, stdin=stdin, timeout=_UPLOAD_TIMEOUT)

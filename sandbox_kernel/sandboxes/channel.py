@@ -78,7 +78,7 @@ class Channel:
         self._received = bytearray(rest)
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Hangup from None
         if not isinstance(message, dict):
             raise Hangup

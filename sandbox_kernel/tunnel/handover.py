@@ -14,8 +14,7 @@ import os
 import socket
 
 from sandbox_kernel.errors import LinkLost
-from sandbox_kernel.guest.connector import CLIENTS
-from sandbox_kernel.guest.direct_clients import ACCEPTED
+from sandbox_kernel.guest.connector import ACCEPTED, CLIENTS
 from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.sandboxes.command import Command

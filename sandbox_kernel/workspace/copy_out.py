@@ -50,7 +50,11 @@ class CopyWriter:
         self.path = os.path.abspath(target)
         parent, last = os.path.split(self.path)
         if os.path.lexists(self.path) and (os.path.isdir(self.path) or not force):
-            way = "Remove it first." if os.path.isdir(self.path) else "Add --force to replace it."
+            way = (
+                "Remove it first."
+                if os.path.isdir(self.path)
+                else "Add --force (force=True) to replace it."
+            )
             raise WorkspaceError(f"{printable(self.path)} exists already. {way}")
         try:
             self._root = Root(parent)
@@ -135,7 +139,7 @@ class CopyWriter:
             raise QuotaExceeded(
                 f"The copy has more than {self._quota.max_files} files and folders, or "
                 f"{self._quota.max_bytes} bytes. Nothing was written. Raise the limits with "
-                f"--max-files and --max-bytes."
+                f"--max-files and --max-bytes (quota=)."
             )
         skipped = ""
         if self._guarded(path):

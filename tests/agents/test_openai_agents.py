@@ -51,9 +51,16 @@ from sandbox_kernel.agents.openai_agents import session as session_module
 from sandbox_kernel.errors import SandboxTimeout, SpecRefused
 from sandbox_kernel.sandboxes.local import LocalClient
 from sandbox_kernel.tunnel.background import run, submit
+from tests.helpers.coroutines import RunCoroutine, on_own_loop
 from tests.helpers.own_folders import own_folders
 
 Payload = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def run_coroutine() -> RunCoroutine:
+    """An application has a loop of its own, which is not that of the sandboxes."""
+    return on_own_loop
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,12 +15,19 @@ from sandbox_kernel.agents.openai_agents import SandboxKernelClient, SandboxKern
 from sandbox_kernel.agents.openai_agents import sandbox as sandbox_module
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.tunnel.background import run
+from tests.helpers.coroutines import RunCoroutine, on_own_loop
 from tests.helpers.own_folders import own_folders
 
 from ..emulators.running import Running, started
 from ..superserve.sandboxes import at_the_service
 
 PAUSED = SandboxKernelClientOptions("superserve", pause_on_exit=True)
+
+
+@pytest.fixture(scope="session")
+def run_coroutine() -> RunCoroutine:
+    """An application has a loop of its own, which is not that of the sandboxes."""
+    return on_own_loop
 
 
 @pytest.fixture(scope="module")

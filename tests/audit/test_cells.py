@@ -83,6 +83,19 @@ async def test_between_cells_it_is_no_cells_and_without_a_listener_nobody_waits(
     assert [event["n"] for event in rig.written] == [1, 2]
 
 
+async def test_a_change_of_rules_is_no_cells() -> None:
+    """The host has made it, whatever runs in the sandbox meanwhile."""
+    rig = Rig()
+    rig.cells.began("a", 1)
+    rig.event(kind="policy")
+    rig.event(kind="secret")
+    rig.cells.flush()
+    assert [(event["kind"], "cell" in event) for event in rig.written] == [
+        ("policy", False),
+        ("secret", True),
+    ]
+
+
 async def test_nothing_is_lost_when_the_kernel_ends() -> None:
     rig = Rig()
     rig.event(n=1)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,10 @@ from sandbox_kernel.gateway.decisions import reads_requests
 from sandbox_kernel.gateway.learning import KnownPreset, learn, policy_to_learn_under
 from sandbox_kernel.gateway.names import read_target
 from sandbox_kernel.gateway.policy_file import read_policy_file
+from sandbox_kernel.sandboxes.local import LocalClient
+from tests.helpers.coroutines import finish
 from tests.helpers.names_here import stand_for, web_server
+from tests.helpers.waiting import LIMIT, wait_until
 
 PIP = KnownPreset(
     "@pip",
@@ -199,6 +206,30 @@ def test_a_kernel_that_dies_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = notebook(tmp_path, "1", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "2")
     assert main(["policy", "learn", str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed_cells"].keys() == {"2"}
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it(tmp_path: Path) -> None:
+    """While a cell runs: no policy is printed, and nothing is left."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    path = notebook(folder, "open('begun', 'w').close()\nimport time; time.sleep(600)")
+    with subprocess.Popen(
+        [sys.executable, "-m", "sandbox_kernel", "policy", "learn", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SANDBOX_KERNEL_FILES": "mount"},
+    ) as process:
+        try:
+            wait_until((folder / "begun").exists, "the cell runs")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=LIMIT)
+            assert (out, process.returncode) == ("", 130), err
+            assert "Traceback" not in err
+        finally:
+            process.kill()
+    assert finish(LocalClient().list()) == []
 
 
 def test_a_kernel_without_a_sandbox_is_refused(

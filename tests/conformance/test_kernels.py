@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +104,26 @@ except OSError:
 """
 
 
-@pytest.mark.parametrize(
-    "mode", ["mount-ro", "mount", pytest.param("copy", marks=pytest.mark.slow)]
-)
-def test_files_beside_the_notebook(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    """Data and modules are there, secrets are not, and results come back but from a read-only
-    mount. A backend that cannot show a folder gives a copy, and says so."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With data, a module and secrets."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "data.csv").write_text("1,2")
     (folder / "helpers.py").write_text("word = 'module'")
     for secret in (".env", "my.key"):
         (folder / secret).write_text("secret")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "mode", ["mount-ro", "mount", pytest.param("copy", marks=pytest.mark.slow)]
+)
+def test_files_beside_the_notebook(
+    backend: Backend, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Data and modules are there, secrets are not, and results come back but from a read-only
+    mount. A backend that cannot show a folder gives a copy, and says so."""
     monkeypatch.setenv("SANDBOX_KERNEL_FILES", mode)
     with kernel(cwd=str(folder)) as (manager, client):
         assert execute(client, _USES_FILES)[1] == "1,2 module False False\n"
@@ -126,6 +132,42 @@ def test_files_beside_the_notebook(
         assert (f"files={mode} gives each new sandbox a copy" in told) == fallback, told
     assert (folder / "result.txt").exists() == (mode != "mount-ro")
     assert (folder / ".env").read_text() == "secret"
+
+
+def _run_with_nbclient(path: Path, out: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=LIMIT, startup_timeout=LIMIT, resources=where).execute()
+    nbformat.write(notebook, out)
+
+
+def _run_with_papermill(path: Path, out: Path) -> None:
+    import papermill
+
+    options = {"cwd": str(path.parent), "progress_bar": False, "start_timeout": int(LIMIT)}
+    papermill.execute_notebook(str(path), str(out), **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("run", [_run_with_nbclient, _run_with_papermill])
+def test_a_notebook_that_needs_the_files_beside_it(
+    backend: Backend,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[Path, Path], None],
+) -> None:
+    """It runs unchanged, as with a plain kernel, and its folder is as before."""
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", "mount-ro")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(_USES_FILES)])
+    notebook.metadata["kernelspec"] = {"name": "sandbox", "display_name": "", "language": "python"}
+    path, out = folder / "book.ipynb", tmp_path / "out.ipynb"
+    nbformat.write(notebook, path)
+    before = sorted(entry.name for entry in folder.iterdir())
+    run(path, out)
+    [output] = nbformat.read(out, as_version=4).cells[0].outputs
+    assert output.text == "1,2 module False False\n"
+    assert sorted(entry.name for entry in folder.iterdir()) == before
 
 
 def test_interrupt() -> None:

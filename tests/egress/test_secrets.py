@@ -164,6 +164,13 @@ def processes() -> Iterator[tuple[int, bytes]]:
             yield int(folder.name), _bytes(folder / "environ") + _bytes(folder / "cmdline")
 
 
+def command(*words: str) -> tuple[int, str]:
+    """How ``sandbox-kernel`` ends, and what it says."""
+    argv = [sys.executable, "-m", "sandbox_kernel", *words]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
 def test_a_value_is_used_and_nowhere_to_be_found(
     server: Server,
     value: str,
@@ -202,7 +209,24 @@ def test_a_value_is_used_and_nowhere_to_be_found(
         for shown in (info, handle, handle.spec, vars(sandboxed(manager)), manager.kernel_spec):
             assert value not in repr(shown)
             assert value not in json.dumps(shown, default=repr)
+        place = ("--unchecked", "--prefix", str(tmp_path / "kernels"))
+        needs = ("--egress", "api.example", "--secrets", declared(tmp_path, server)[1:-1])
+        for words in (
+            *(("ps", "--json"), ("audit", "--json"), ("logs", handle.name)),
+            *(("policy", "show", handle.name), ("install", "local", *place, *needs)),
+        ):
+            code, said = command(*words)
+            assert code == 0, said
+            assert value not in said
+        # An error that is about the secret.
+        code, said = command("run", "--egress", "x.example", "--", "true")
+        assert code != 0
+        assert "API_KEY" in said
+        assert value not in said
         events = list(read(audit_path("local", handle.name)))
+    (spec,) = (tmp_path / "kernels").rglob("kernel.json")
+    assert "API_KEY" in spec.read_text()
+    assert holds(value, tmp_path / "kernels") == []
     assert holds(value, data_dir(), runtime_dir()) == []
     assert value not in json.dumps(events)
     assert value not in caplog.text

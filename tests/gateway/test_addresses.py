@@ -166,7 +166,8 @@ async def test_a_name_is_resolved_once_and_what_was_checked_is_dialled() -> None
     async with origin() as served:
         target = Target("a.example", served.port)
         once = dialler(["127.0.0.1"], trusted=[str(target)])
-        _, writer = await once.dial(target, None)
+        _, writer, address = await once.dial(target, None)
+        assert str(address) == "127.0.0.1"
         assert writer.get_extra_info("peername")[0] == "127.0.0.1"
         writer.close()
 
@@ -184,7 +185,7 @@ async def test_the_next_address_is_tried() -> None:
     async with origin() as served:
         target = Target("a.example", served.port)
         both = dialler(["127.0.0.2", "127.0.0.1"], trusted=[str(target)])
-        _, writer = await both.dial(target, None)
+        _, writer, _ = await both.dial(target, None)
         writer.close()
     with pytest.raises(Refusal, match="cannot be reached") as caught:
         await dialler(["127.0.0.1"], trusted=[str(target)]).dial(target, None)

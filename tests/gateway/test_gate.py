@@ -153,7 +153,7 @@ def test_a_rate_limit_is_a_sliding_minute() -> None:
     now[0] = 60.0
     assert gate.connection("a.example", 443).allowed
     assert not gate.connection("a.example", 443).allowed
-    assert gate.still_allows(read_target("a.example", 443)), "what is under way is not counted"
+    assert gate.judge(read_target("a.example", 443)).allowed, "what is under way is not counted"
 
 
 def test_watchers_are_told_of_changes() -> None:

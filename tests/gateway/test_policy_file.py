@@ -40,7 +40,12 @@ def test_an_empty_file_denies_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b'["a.example"', b"a b", b"\xff\xfe", b"https://a.example/", b"@pipp", b"x" * 2**21]
+    "content",
+    [
+        *(b'["a.example"', b"a b", b"\xff\xfe", b"https://a.example/", b"@pipp", b"x" * 2**21),
+        *(b"[" * 2**19, b'{"within":' * 2**16),
+    ],
+    ids=range(8),
 )
 def test_what_cannot_be_understood_is_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "rules"
@@ -57,6 +62,10 @@ def test_a_reload_fails_closed(tmp_path: Path) -> None:
     watched = WatchedPolicy(file, used.append, told.append)
     watched.check()
     assert used == []
+    file.write_text("[" * 100_000)
+    watched.check()
+    assert not used.pop()
+    assert "everything is denied" in told.pop()
     file.write_text("a.example\nb.example")
     watched.check()
     assert used[-1] == EgressPolicy.of("a.example", "b.example")

@@ -31,6 +31,7 @@ from tests.guest.agents import (
     NewHost,
     read_to_end,
 )
+from tests.helpers.waiting import wait_until
 from tests.wire.loops import Driver
 
 MIB = 2**20
@@ -155,6 +156,29 @@ def test_who_never_says_hello_is_sent_away_after_a_while() -> None:
     read, write = agent.connect("pipes")
     assert read_to_end(read) == PREAMBLE
     agent.connectors[0].wait(LIMIT)
+    os.close(read)
+    os.close(write)
+    agent.close()
+
+
+@pytest.mark.parametrize(("there", "waits"), [(True, "cat"), (False, "python")])
+def test_a_small_program_waits_in_the_connectors_place(there: bool, waits: str) -> None:
+    """Where there is one. It ends as the connector would, when the agent has closed the link, of
+    which it holds nothing."""
+    change = "" if there else "import sandbox_kernel.guest.connector as c; c.CAT = ('/none',); "
+    agent = AgentProcess([sys.executable, "-c", change + FROM_PACKAGE[2]])
+    read, write = agent.connect("pipes")
+    (connector,) = agent.connectors
+
+    def held() -> list[str]:
+        found = Path(f"/proc/{connector.pid}/fd")
+        return [os.readlink(found / number).split(":")[0] for number in "01"]
+
+    wait_until(lambda: held() == ["socket", "/dev/null"], "it only waits", LIMIT)
+    wait_until(lambda: waits in Path(f"/proc/{connector.pid}/comm").read_text(), waits, LIMIT)
+    os.write(write, bytes(64))
+    assert read_to_end(read) == PREAMBLE
+    assert connector.wait(LIMIT) == 0
     os.close(read)
     os.close(write)
     agent.close()

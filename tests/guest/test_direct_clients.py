@@ -12,8 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sandbox_kernel.guest.connector import CLIENTS
-from sandbox_kernel.guest.direct_clients import ACCEPTED
+from sandbox_kernel.guest.connector import ACCEPTED, CLIENTS
 from sandbox_kernel.guest.endpoints import CHANNELS
 from sandbox_kernel.guest.sessions import MAX_STRANGERS
 from sandbox_kernel.wire.descriptors import send_with_descriptors

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.guest import spares
-from sandbox_kernel.guest.spares import LEAST_MEMORY, QUIET, START_LIMIT, KernelPlan, Spares
+from sandbox_kernel.guest.spares import (
+    LEAST_MEMORY,
+    QUIET,
+    REST,
+    START_LIMIT,
+    KernelPlan,
+    Spares,
+)
 from sandbox_kernel.guest.warm import READY, TAKEN
 
 PLAN = KernelPlan(["python", "-m", "ipykernel_launcher", "-f", "x"], {"A": "b"}, "/")
@@ -31,8 +38,12 @@ class FakeLoop:
     """A loop whose timers are run by hand."""
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.timers: list[Timer] = []
         self.readers: dict[int, Any] = {}
+
+    def time(self) -> float:
+        return self.now
 
     def call_later(self, seconds: float, callback: Callable[[], object], *_: object) -> Timer:
         self.timers.append(Timer(seconds, callback))
@@ -52,6 +63,7 @@ class FakeLoop:
         """Run the timer that is set, which is one at the most."""
         (timer,) = (timer for timer in self.timers if not timer.cancelled)
         self.timers.clear()
+        self.now += timer.seconds
         timer.callback()
 
 
@@ -60,6 +72,14 @@ class FakeWarm:
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
+        self.there = False
+
+    def prepare(self, command: list[str]) -> bool:
+        self.there = True
+        return True
+
+    def close(self) -> None:
+        self.there = False
 
     def launch(self, *request: Any, **options: Any) -> None:
         self.launches.append((request, options))
@@ -71,10 +91,10 @@ class Sandbox:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop, self.warm = FakeLoop(), FakeWarm()
         self.memory = (4 * LEAST_MEMORY, 3 * LEAST_MEMORY)
-        self.is_calm = True
+        self.is_calm = self.is_running = True
         loop: Any = self.loop
         warm: Any = self.warm
-        self.spares = Spares(loop, str(folder), warm, -1)
+        self.spares = Spares(loop, str(folder), warm, -1, lambda: self.is_running)
         self.spares.calm = lambda: self.is_calm
         monkeypatch.setattr(spares, "_memory", lambda: self.memory)
 
@@ -89,6 +109,10 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
     assert sandbox.loop.waits == []
 
 
+def warm(sandbox: Sandbox) -> bool:
+    return sandbox.warm.there
+
+
 def test_a_spare_is_made_when_it_is_calm(sandbox: Sandbox) -> None:
     """Not while messages pass: a cell has the machine for itself."""
     sandbox.is_calm = False
@@ -97,6 +121,7 @@ def test_a_spare_is_made_when_it_is_calm(sandbox: Sandbox) -> None:
         assert sandbox.loop.waits == [QUIET]
         sandbox.loop.pass_time()
         assert sandbox.warm.launches == []
+        assert warm(sandbox)  # for a restart in the meantime
     sandbox.is_calm = True
     sandbox.loop.pass_time()
     assert len(sandbox.warm.launches) == 1
@@ -108,6 +133,7 @@ def test_a_small_sandbox_has_none(sandbox: Sandbox) -> None:
     sandbox.loop.pass_time()
     assert sandbox.warm.launches == []
     assert sandbox.loop.waits == []
+    assert warm(sandbox)
 
 
 def test_none_is_made_while_memory_is_short(sandbox: Sandbox) -> None:
@@ -139,7 +165,9 @@ def test_one_that_does_not_start_is_given_up(sandbox: Sandbox) -> None:
     ],
 )
 def test_only_the_plain_command_line_has_spares(sandbox: Sandbox, command: list[str]) -> None:
+    """The others have a warm interpreter, if they can."""
     sandbox.spares.keep(PLAN._replace(command=command))
+    assert warm(sandbox)
     assert sandbox.loop.waits == []
 
 
@@ -189,6 +217,52 @@ def test_a_spare_is_given_up_when_memory_gets_short(sandbox: Sandbox) -> None:
     assert spare.ended
     sandbox.memory = (4 * LEAST_MEMORY, 3 * LEAST_MEMORY)
     sandbox.loop.pass_time()
+    assert len(sandbox.warm.launches) == 2
+    spare.sock.close()
+
+
+def test_the_warm_interpreter_ends_when_a_spare_has_waited_for_long(sandbox: Sandbox) -> None:
+    """Not before: whoever restarts a kernel may do it again soon. There is one again for the next
+    spare."""
+    spare = Forked(sandbox)
+    while sandbox.loop.now < REST:
+        assert warm(sandbox)
+        sandbox.loop.pass_time()
+    sandbox.loop.pass_time()
+    assert not warm(sandbox)
+    assert ready(sandbox) == spare.pid
+    sandbox.spares.keep(PLAN)
+    assert not warm(sandbox)  # the kernel that starts has the machine for itself
+    sandbox.loop.pass_time()
+    assert warm(sandbox)
+    assert len(sandbox.warm.launches) == 2
+    spare.sock.close()
+
+
+def test_the_warm_interpreter_stays_as_long_as_no_kernel_runs(sandbox: Sandbox) -> None:
+    """A spare sandbox is there to be used, and has its own limit."""
+    sandbox.is_running = False
+    spare = Forked(sandbox)
+    while sandbox.loop.now < 3 * REST:
+        sandbox.loop.pass_time()
+        assert warm(sandbox)
+    spare.sock.close()
+
+
+def test_the_warm_interpreter_does_not_come_back_while_memory_is_short(sandbox: Sandbox) -> None:
+    """It has ended, and now the spare does, too."""
+    spare = Forked(sandbox)
+    while warm(sandbox) and sandbox.loop.now < 3 * REST:
+        sandbox.loop.pass_time()
+    assert not warm(sandbox)
+    sandbox.memory = (4 * LEAST_MEMORY, LEAST_MEMORY // 4)
+    for _ in range(3):
+        sandbox.loop.pass_time()
+    assert ready(sandbox) is None
+    assert not warm(sandbox)
+    sandbox.memory = (4 * LEAST_MEMORY, 3 * LEAST_MEMORY)
+    sandbox.loop.pass_time()
+    assert warm(sandbox)
     assert len(sandbox.warm.launches) == 2
     spare.sock.close()
 

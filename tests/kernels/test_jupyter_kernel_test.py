@@ -12,6 +12,8 @@ from unittest import TestCase
 import jupyter_kernel_test as suite
 import pytest
 
+from sandbox_kernel.jupyter.iopub_listener import PREFIX
+
 from .conftest import own_folder
 from .live import PATIENCE, Leftovers, restart_from_spare
 
@@ -160,13 +162,15 @@ class TestIopubWelcome(_InOwnFolders, suite.IopubWelcomeTests):
 
     def setUp(self) -> None:
         """The debugger prints a note while the kernel starts. It may come first, from a plain local
-        kernel, too (1 of 25)."""
+        kernel, too (1 of 25). So may the greeting of another client, which everybody hears: that
+        of our own listener, for hints."""
         super().setUp()
         get = self.kc.get_iopub_msg
 
         def get_answer(**options: Any) -> Any:
             message = get(**options)
             by_itself = message["msg_type"] == "stream" and not message["parent_header"]
-            return None if by_itself else message
+            to_another = message["content"].get("subscription") == PREFIX.decode()
+            return None if by_itself or to_another else message
 
         self.kc.get_iopub_msg = get_answer

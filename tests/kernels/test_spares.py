@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
+import os
+from pathlib import Path
+
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sandbox_kernel.jupyter import pool
 from sandbox_kernel.tunnel.background import submit
+from tests.faults.jail import agent_of, open_files
 from tests.helpers.waiting import wait_until
 
 from .conftest import StartKernel
-from .live import PATIENCE, Live, spare_of
+from .live import PATIENCE, Live, descriptors, spare_of
 from .portrait import portrait
+
+COUNT = """
+import glob, os
+len(glob.glob('/proc/[0-9]*')), sum(len(f) for _, _, f in os.walk('/tmp'))
+"""
 
 
 def restart(live: Live) -> None:
     live.manager.restart_kernel(now=True)
     live.client.wait_for_ready(timeout=PATIENCE)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def pid_of(live: Live) -> int:
@@ -91,6 +107,24 @@ def test_startup_files_run_when_the_kernel_starts(live: Live) -> None:
     assert float(live.ok("started_at").value) > before
 
 
+def test_libraries_read_their_settings_when_the_kernel_starts(live: Live) -> None:
+    """Matplotlib, for one, reads its file and the environment when it is imported. And a session
+    in the history begins when the kernel does."""
+    live.ok(
+        "open('matplotlib.py', 'w').write('rc = open(\"matplotlibrc\").read()')\n"
+        "open('matplotlibrc', 'w').write('old')"
+    )
+    spare = spare_of(live.kernel)
+    before = live.ok(
+        "open('matplotlibrc', 'w').write('new'); import datetime; print(datetime.datetime.now())"
+    ).text()
+    restart(live)
+    assert pid_of(live) == spare
+    assert live.ok("import matplotlib; matplotlib.rc").value == "'new'"
+    begun = "history = get_ipython().history_manager; print(history.get_session_info()[1])"
+    assert live.ok(begun).text() > before
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,6 +144,20 @@ def test_a_spare_that_is_out_of_date_is_not_used(live: Live, change: str) -> Non
     restart(live)
     assert pid_of(live) != spare
     assert live.ok("6 * 7").value == "42"
+
+
+def test_a_spare_does_not_keep_a_package_that_was_removed(live: Live) -> None:
+    """It was there when the spare started."""
+    live.ok(
+        "import os, sysconfig; path = os.path.join(sysconfig.get_path('purelib'), 'gone.py')\n"
+        "open(path, 'w').close()"
+    )
+    restart(live)
+    spare = spare_of(live.kernel)
+    live.ok("import gone, os; os.unlink(gone.__file__)")
+    restart(live)
+    assert pid_of(live) != spare
+    assert live.run("import gone").reply["ename"] == "ModuleNotFoundError"
 
 
 def test_clients_stay_connected(live: Live) -> None:
@@ -181,17 +229,44 @@ def test_a_cell_that_computes_has_the_machine_for_itself(live: Live) -> None:
 @pytest.mark.slow
 def test_many_restarts_from_spares_leave_nothing(live: Live) -> None:
     """Processes and files in the sandbox, and descriptors of its agent, are as many as before."""
-    count = """
-import glob, os
-len(glob.glob('/proc/[0-9]*')), sum(len(f) for _, _, f in os.walk('/tmp'))
-"""
     spare_of(live.kernel)
     restart(live)
     spare_of(live.kernel)
-    before = live.ok(count).value
+    before = live.ok(COUNT).value
     for _ in range(10):
         spare = spare_of(live.kernel)
         restart(live)
         assert pid_of(live) == spare
     spare_of(live.kernel)
-    assert live.ok(count).value == before
+    assert live.ok(COUNT).value == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_two_hundred_restarts_in_a_row(live: Live) -> None:
+    """Each as soon as the last one is over, from a spare now and then. Nothing is left, and neither
+    the agent nor this process grows."""
+
+    def counted() -> tuple[list[int], list[int]]:
+        """Processes and files in the sandbox, and descriptors; bytes that agent and host use."""
+        agent = agent_of(live)
+        found = [int(n) for n in live.ok(COUNT).value.strip("()").split(",")]
+        found += [open_files(agent), len(descriptors())]
+        return found, [resident(agent), resident(os.getpid())]
+
+    def rested() -> tuple[list[int], list[int]]:
+        spare_of(live.kernel)
+        restart(live)
+        spare_of(live.kernel)
+        gc.collect()
+        return counted()
+
+    for number in range(200):
+        if number == 40:
+            before, memory = rested()
+        if number % 20 == 0:
+            spare_of(live.kernel)
+        restart(live)
+    wait_until(lambda: rested()[0] == before, "as many of all as before")
+    grown = [now - then for now, then in zip(counted()[1], memory, strict=True)]
+    assert max(grown) < 4 * 2**20, grown

@@ -92,6 +92,12 @@ HIDING_NAMES = {
     "bytes that are no text": (os.fsdecode(b"\xff\xfe"), ".env"),
     "spaces and dots": (" . ", ". "),
     "a backslash": ("a\\040b", ".env"),
+    "what some take for the end of a line": ("a\rb\x0bc\x0cd\x1ce\x85f\u2028g", ".env"),
+    "what some take for a blank": ("a\xa0b\u3000c\x1fd", ".env"),
+    "a line of the list of mounts": (
+        "x\r1\x0b1\x0b1:1\x0b/\x0b/usr\x0brw,relatime\x0b-\x0bext4\x0bx\x0brw\r",
+        ".env",
+    ),
     "a name in the ignore file": ("a\nb", "private/notes"),
     "a path in the ignore file": ("deep/er", "notes"),
 }

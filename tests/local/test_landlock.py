@@ -176,6 +176,7 @@ def test_mounts_are_read_as_the_kernel_writes_them() -> None:
         r"3 1 0:2 / /odd\040name\134 rw - ext4 /dev/x rw",
         "4 1 0:3 / /covered rw - tmpfs tmpfs rw",
         "5 4 0:4 / /covered ro - tmpfs tmpfs rw",
+        "5 1 0:2 / /x\r1\x0b1\x0b1:1\x0b/\x0b/usr\x0brw\xa0\u2028 ro - tmpfs tmpfs rw",
         "6 1 0:5 / /usr ro,relatime shared:3 master:2 - ext4 /dev/y rw",
     ]
     assert landlock.writable_mounts(lines) == ["/workspace", "/odd name\\"]

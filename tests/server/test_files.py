@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sandbox_kernel.workspace import Store
+from tests.emulators.running import Running
 from tests.helpers.waiting import wait_until
 
-from .conftest import StartServer
+from .conftest import StartServer, statuses
 from .running import JupyterServer, open_notebook
 
 CODE = "import helpers; print(open('data.csv').read(), helpers.word)"
@@ -40,6 +41,26 @@ def test_a_mount(make_server: StartServer, monkeypatch: pytest.MonkeyPatch, mode
     request = tab.begin("open('nowhere.csv')")
     assert tab.until_done(request)["status"] == "error"
     assert not tab.text(request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mount-ro", "mount"])
+def test_a_service_gets_a_copy(
+    make_server: StartServer, service: Running, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Where no folder of this machine can be shown. The notebook says so, and runs all the same."""
+    monkeypatch.setenv("SANDBOX_KERNEL_FILES", mode)
+    server = with_files(make_server)
+    work = server.root / "work"
+    (work / ".env").write_text("secret")
+    session, tab = open_notebook(server, "work/n.ipynb")
+    said = tab.run(f"import os; {CODE}; print(os.path.exists('.env'))")
+    assert said.endswith("\n1,2 module\nFalse\n")
+    assert f"files={mode} gives each new sandbox a copy" in said
+    tab.run("open('result.txt', 'w').write('x')")
+    server.request("DELETE", f"/api/sessions/{session}")
+    wait_until(lambda: not statuses(service), "the end of the sandbox")
+    assert (work / "result.txt").exists() == (mode == "mount")
 
 
 @pytest.mark.slow

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-from collections.abc import Awaitable
-from pathlib import Path
-from typing import TypeVar
 
-from sandbox_kernel import audit
 from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.find_sandboxes import sandbox
 from sandbox_kernel.cli.foreground import within
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import Commands, add_command, quota_of
-from sandbox_kernel.errors import ExecFailed
-from sandbox_kernel.guest import copy_stream
-from sandbox_kernel.sandboxes.base import ExecStream, SandboxHandle
-from sandbox_kernel.sandboxes.command import Command
+from sandbox_kernel.sandboxes.base import SandboxHandle
 from sandbox_kernel.spec import NOTEBOOK
 from sandbox_kernel.untrusted_text import printable
 
-PATIENCE = 60.0
-"""Seconds without a byte after which the copy fails."""
-_MAX_WORDS = 4096
 _MOST_SKIPPED = 20
-T = TypeVar("T")
 
 
 def add(commands: Commands) -> None:
@@ -86,7 +74,8 @@ async def _copy(
 
 
 async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) -> None:
-    from sandbox_kernel.workspace.copy_out import CopyWriter  # lazy: start-up time
+    from sandbox_kernel.agents.copying import copy_out  # lazy: start-up time
+    from sandbox_kernel.workspace.copy_out import CopyWriter
 
     receiver = CopyWriter(
         arguments.target,
@@ -95,20 +84,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
         hidden=arguments.hidden,
         quota=quota_of(arguments),
     )
-    try:
-        stream = await handle.open_command(_command(handle, "out", path or "."))
-        async with stream:
-            while True:
-                data = await _in_time(handle, stream.read())
-                if not data:
-                    raise ExecFailed(
-                        f"Sandbox {handle.name!r} stopped sending files: "
-                        f"{await _last_output(handle, stream)}"
-                    )
-                if await asyncio.to_thread(receiver.feed, data):
-                    break
-    finally:
-        await asyncio.shield(asyncio.to_thread(receiver.close))
+    await copy_out(handle, path or ".", receiver)
     for left_out in receiver.skipped[:_MOST_SKIPPED]:
         note(f"Left out: {left_out}")
     if len(receiver.skipped) > _MOST_SKIPPED:
@@ -117,39 +93,7 @@ async def _out(handle: SandboxHandle, path: str, arguments: argparse.Namespace) 
 
 
 async def _in(handle: SandboxHandle, source: str, path: str) -> None:
-    path_here = await asyncio.to_thread(Path(source).resolve, strict=True)
-    stream = await handle.open_command(_command(handle, "in", path, path_here.name))
-    async with stream:
-        pieces = copy_stream.entries(str(path_here))
-        try:
-            while (piece := await asyncio.to_thread(next, pieces, b"")) != b"":
-                await _in_time(handle, stream.write(piece))
-            await _in_time(handle, stream.close_stdin())
-        except (BrokenPipeError, ConnectionError):
-            pass  # the other side says why it stopped reading
-        said = await _last_output(handle, stream)
-        code = await _in_time(handle, stream.wait())
-    if code != 0:
-        raise ExecFailed(f"{source} was not copied into sandbox {handle.name!r}: {said}")
-    print(f"{handle.name}:{printable(path)}: {said} files")
+    from sandbox_kernel.agents.copying import copy_in  # lazy: start-up time
 
-
-def _command(handle: SandboxHandle, way: str, path: str, *names: str) -> Command:
-    audit.note(handle, "copied", way=way, path=path)
-    program = Path(copy_stream.__file__).read_text(encoding="utf-8")
-    return Command([handle.python or "python3", "-I", "-c", program, way, path, *names])
-
-
-async def _last_output(handle: SandboxHandle, stream: ExecStream) -> str:
-    """The end of its output, on both streams."""
-    said = bytearray()
-    for read in (stream.read, stream.read_stderr):
-        while data := await _in_time(handle, read()):
-            said += data[: max(0, _MAX_WORDS - len(said))]
-    return printable(said.decode(errors="replace")).strip()[-500:]
-
-
-async def _in_time(handle: SandboxHandle, doing: Awaitable[T]) -> T:
-    problem = f"Sandbox {handle.name!r} has neither sent nor accepted a byte for {PATIENCE:g} s."
-    async with within(PATIENCE, problem):
-        return await doing
+    files = await copy_in(handle, source, path)
+    print(f"{handle.name}:{printable(path)}: {files} files")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ipaddress
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,8 +90,11 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int, reload: as
 
     found = await asyncio.to_thread(expand, read_policy_file(arguments.policy))
     gate = Gate(found.policy)
-    audit = AuditLog(arguments.audit) if arguments.audit else lambda event: None
-    gateway = Gateway(gate, audit=audit, private_names=found.private_names)
+    audit = AuditLog(arguments.audit) if arguments.audit else None
+    if audit is not None:
+        with _usable("--audit", arguments.audit, "written"):
+            audit.check()
+    gateway = Gateway(gate, audit=audit or (lambda event: None), private_names=found.private_names)
     if arguments.ca:
         await asyncio.to_thread(_end_tls, gateway, arguments.ca)
 
@@ -99,7 +104,8 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int, reload: as
         gate.set_policy(expansion.policy)
 
     watched = WatchedPolicy(arguments.policy, use, note)
-    server = await asyncio.start_server(gateway.serve, host, port)
+    with _usable("--listen", arguments.listen, "used"):
+        server = await asyncio.start_server(gateway.serve, host, port)
     async with server:
         address = server.sockets[0].getsockname()
         if not ipaddress.ip_address(address[0]).is_loopback:
@@ -122,8 +128,19 @@ def _end_tls(gateway: Gateway, file: str) -> None:
     from sandbox_kernel.gateway.tls.authority import Authority
 
     authority = Authority("this machine")
-    write_atomically(Path(file), authority.certificate.decode(), lasting=False)
+    with _usable("--ca", file, "written"):
+        write_atomically(Path(file), authority.certificate.decode(), lasting=False)
     gateway.end_tls(authority)
+
+
+@contextlib.contextmanager
+def _usable(option: str, value: str, how: str) -> Iterator[None]:
+    """SandboxError, which names the option, instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SandboxError(f"{option}: {value} cannot be {how}: {why}.") from None
 
 
 async def _asked_within(reload: asyncio.Event, seconds: float) -> bool:

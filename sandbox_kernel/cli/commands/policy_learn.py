@@ -5,24 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_kernel.audit.event_log import SUFFIX
 from sandbox_kernel.audit.reading import read
 from sandbox_kernel.audit.trail import FOLDER
+from sandbox_kernel.cli import foreground
 from sandbox_kernel.cli.formatting import note, print_json
-from sandbox_kernel.cli.options import Commands, add_command
+from sandbox_kernel.cli.options import Commands, add_command, winning
 from sandbox_kernel.egress import ALLOW, DENY, EgressPolicy, EgressRule
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.errors import SandboxError, SpecError
 from sandbox_kernel.paths import data_dir
 from sandbox_kernel.untrusted_text import printable
 
 if TYPE_CHECKING:  # lazy: start-up time
+    from sandbox_kernel.agents.run_report import FailedCell
     from sandbox_kernel.gateway.learning import Learned
-    from sandbox_kernel.jupyter.notebook_run import FailedCell
 
 _QUIET, _MOST_WAIT = 0.5, 10.0
 """Seconds without a new event after which the audit of an ended sandbox is complete: connections
@@ -60,19 +62,18 @@ def learn(arguments: argparse.Namespace) -> int:
         policy_to_learn_under,
     )
     from sandbox_kernel.gateway.learning import learn as learn_from
-    from sandbox_kernel.jupyter.notebook_run import run_notebook
 
     presets = known_presets()
     under = policy_to_learn_under(arguments.default, presets, paths=arguments.paths)
     name = f"learn-{secrets.token_hex(4)}"
-    environ = {
-        "SANDBOX_KERNEL_NAME": name,
-        "SANDBOX_KERNEL_AUDIT": "all",
-        "SANDBOX_KERNEL_EGRESS": json.dumps(under.to_json()),
-        "SANDBOX_KERNEL_KEEP_ON_EXIT": "false",
-        "SANDBOX_KERNEL_PAUSE_ON_EXIT": "false",
+    settings = {
+        "name": name,
+        "audit": "all",
+        "egress": under.to_json(),
+        "keep_on_exit": False,
+        "pause_on_exit": False,
     }
-    failed = run_notebook(arguments.notebook, arguments.kernel, environ, timeout=arguments.timeout)
+    failed = _run(arguments, settings)
     audit = _audit_of(name, under)
     learned = learn_from(read(_complete(audit)), presets, paths=arguments.paths)
     if arguments.json:
@@ -91,6 +92,27 @@ def learn(arguments: argparse.Namespace) -> int:
     if failed:
         note("The policy is of what has run; it may lack what those cells would have reached.")
     return 1 if failed else 0
+
+
+def _run(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Sequence[FailedCell]:
+    """Run all cells, also after one has failed; the failed ones. The notebook is left alone."""
+    from sandbox_kernel.agents.notebook_run import RunOptions, run_notebook  # lazy: start-up time
+    from sandbox_kernel.agents.run_report import Ending
+
+    options = RunOptions(
+        cell_timeout=arguments.timeout,
+        kernel=arguments.kernel,
+        settings=settings,
+        keep_going=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="sandbox-kernel-") as folder, winning(settings):
+        output = Path(folder, "ran.ipynb")
+        report = foreground.run(run_notebook(arguments.notebook, output, options))
+    if report.ending is Ending.REFUSED:
+        raise SpecError(report.message)
+    if report.ending is Ending.SANDBOX_FAILED and not report.failed:
+        raise SandboxError(report.message)
+    return report.failed
 
 
 def _audit_of(name: str, under: EgressPolicy) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from sandbox_kernel.cli import foreground
+from sandbox_kernel.cli.commands import run_notebook
 from sandbox_kernel.cli.commands.exec_ import on_terminal, terminal_environment
 from sandbox_kernel.cli.formatting import note
 from sandbox_kernel.cli.options import Commands, add_command, configured
@@ -33,26 +34,41 @@ _WHY_TIMEOUT = 5.0
 
 
 def add(commands: Commands) -> None:
-    usage = "[options] [--] CMD [ARGS...]"
+    usage = (
+        "[options] [--] CMD [ARGS...]\n       sandbox-kernel run [options] NOTEBOOK [NOTEBOOK...]"
+    )
     parser = add_command(commands, "run", run, usage=usage, takes_command=True, bare=True)
     parser.add_timeout()
     parser.add_argument("--cwd", metavar="FOLDER", help="in the sandbox (default: /workspace)")
     parser.add_flag("-t", "--tty", help="with a terminal, as `shell`")
+    run_notebook.add_options(parser)
     parser.add_sandbox_settings()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a command in a sandbox of its own, which is removed afterwards.
+    """Run a command, or a notebook, in a sandbox of its own, which is removed afterwards.
 
-    Streams and exit code are as with `exec`. The command sees none of your files but those in
-    --readable; with --files mount-ro (or mount), /workspace is this folder. Ctrl-C interrupts it,
-    and removes the sandbox 3 s later at the latest.
+    A command: streams and exit code are as with `exec`. The command sees none of your files but
+    those in --readable; with --files mount-ro (or mount), /workspace is this folder. Ctrl-C
+    interrupts it, and removes the sandbox 3 s later at the latest.
+
+    A notebook (*.ipynb): runs from its first cell to its last, and is written to NAME.run.ipynb, or
+    where --output says, as far as it came, whatever happens. With --files, the kernel sees the
+    notebook's folder. --timeout is for each cell. The failed cell comes last on stderr.
+
+    Exit codes of notebooks: 0 all passed, 1 the sandbox failed, 2 wrong usage or no notebook,
+    3 a cell failed, 4 out of time, 5 the kernel died, 130 Ctrl-C. Of several notebooks, the first
+    that did not pass decides.
 
     examples:
       sandbox-kernel run -- python -c 'import os; print(os.listdir("/"))'
       sandbox-kernel run --memory-mib 256 --timeout 60 python - < untrusted.py
       sandbox-kernel run --tty -- bash
+      sandbox-kernel run analysis.ipynb -p year 2026 --files copy --output done.ipynb
+      sandbox-kernel run reports/*.ipynb --jobs 4 --output done/ --deadline 3600
     """
+    if arguments.notebooks:
+        return run_notebook.run(arguments)
     configuration = configured(arguments, {}, f"run-{secrets.token_hex(4)}")
     if configuration.files != "none":
         from sandbox_kernel.jupyter.file_plan import with_folder  # lazy: start-up time

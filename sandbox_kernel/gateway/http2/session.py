@@ -37,7 +37,7 @@ class Session:
         self._target = target
         self._connect = connect
         self._client = Peer(client, service.budget, self._begin)
-        self._server: Peer | None = None
+        self._server: tuple[Peer, Wire] | None = None
         self._connecting = asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
@@ -137,17 +137,22 @@ class Session:
                     await exchange.run(rewritten, lambda: self._to_server(passage))
 
     async def _to_server(self, passage: Passage) -> Peer:
-        """The connection to the server, a new one if there is none that takes requests."""
+        """The connection to the server, a new one if there is none that takes requests, or if this
+        one may not go to its address."""
         async with self._connecting:
-            if self._server is None or not self._server.accepts:
-                if len(self._connections) >= _MOST_CONNECTIONS:
-                    raise Refusal(502, f"{self._target} ends its connections too often")
-                wire = await self._connect(passage)
-                self._server = Peer(wire, self._service.budget)
-                task = asyncio.create_task(self._run(self._server, wire))
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
-            return self._server
+            if self._server is not None:
+                peer, wire = self._server
+                if peer.accepts and self._service.may_use(passage, wire):
+                    return peer
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                raise Refusal(502, f"{self._target} ends its connections too often")
+            wire = await self._connect(passage)
+            peer = Peer(wire, self._service.budget)
+            self._server = peer, wire
+            task = asyncio.create_task(self._run(peer, wire))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            return peer
 
     async def _run(self, peer: Peer, wire: Wire) -> None:
         try:

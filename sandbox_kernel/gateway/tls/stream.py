@@ -38,7 +38,7 @@ class TlsStream:
 
     @property
     def wire(self) -> Wire:
-        return Wire(ByteSource(self), self)
+        return Wire(ByteSource(self), self).at(self._below.address)
 
     @property
     def protocol(self) -> str | None:

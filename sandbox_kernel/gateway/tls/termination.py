@@ -154,7 +154,9 @@ class _Dial:
 
     async def __call__(self, passage: Passage) -> Wire:
         first, self._first = self._first, None
-        return first or await self._service.dial(passage)
+        if first is not None and self._service.may_use(passage, first):
+            return first
+        return await self._service.dial(passage)
 
 
 class _Upstream:
@@ -190,7 +192,9 @@ class _Upstream:
             raise self._failure
         ready, self._ready = self._ready, None
         if ready is not None:
-            return ready
+            if self._service.may_use(passage, ready):
+                return ready
+            reset(ready.writer)
         raw = await self._service.dial(passage)
         try:
             stream = await self._secured(raw, [self._protocol])

@@ -75,10 +75,11 @@ def file_system(path: str) -> str:
     path = os.path.realpath(path)
     longest, kind = 0, ""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts, plain = "/proc/self/mountinfo", "surrogateescape"
+        with open(mounts, encoding="utf-8", errors=plain, newline="\n") as file:
             for line in file:
                 before, _, after = line.partition(" - ")
-                place = before.split()[4].replace("\\040", " ")
+                place = before.split(" ")[4].replace("\\040", " ")
                 inside = place == "/" or path == place or path.startswith(place + "/")
                 if inside and len(place) >= longest:  # the last of several is on top
                     longest, kind = len(place), after.split()[0]

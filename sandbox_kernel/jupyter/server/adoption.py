@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -17,7 +18,12 @@ from tornado import web
 
 from sandbox_kernel import host_identity
 from sandbox_kernel.errors import SandboxError, SandboxGone, SandboxNotFound
-from sandbox_kernel.jupyter.jupyter_internals import ServerInternals, set_protocol_version
+from sandbox_kernel.jupyter.jupyter_internals import (
+    ServerInternals,
+    set_protocol_version,
+    use_kernelspec,
+)
+from sandbox_kernel.jupyter.kernelspec import PROVISIONER
 from sandbox_kernel.jupyter.provisioner import SandboxProvisioner
 from sandbox_kernel.jupyter.server.egress import EgressEvents
 from sandbox_kernel.jupyter.server.missed_output import last_state, protocol_version
@@ -28,6 +34,7 @@ from sandbox_kernel.jupyter.server.saved_kernels import (
     taking_over,
 )
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
+from sandbox_kernel.live_notebooks import LiveNotebook
 from sandbox_kernel.records import Records
 from sandbox_kernel.sandboxes.unattended import user_of
 from sandbox_kernel.tunnel.background import run
@@ -110,11 +117,31 @@ class Adopter:
             return _refused(saved, f"{type(error).__name__}: {error}")
         return Outcome(saved.kernel_id, saved.sandbox, saved.backend)
 
-    async def _adopt(self, saved: SavedKernel) -> None:
+    async def adopt_notebook(self, live: LiveNotebook) -> None:
+        """Take over the kernel of a notebook that ``sandbox_kernel.Notebook`` has left. It keeps
+        its settings, whatever the kernelspec of its name says here."""
+        async with asyncio.timeout(self.timeout):
+            await self._adopt(self.saved_of(live), live.kernelspec)
+
+    def saved_of(self, live: LiveNotebook) -> SavedKernel:
+        """What the next server would find of such a kernel if it were this server's."""
+        known = self.kernels.manager.kernel_spec_manager.find_kernel_specs()
+        return SavedKernel(
+            kernel_id=live.kernel_id,
+            kernel_name=live.kernel_name if live.kernel_name in known else PROVISIONER,
+            server=self.server,
+            root_dir=self.kernels.app.root_dir,
+            provisioner=live.provisioner,
+            cwd=live.cwd,
+        )
+
+    async def _adopt(self, saved: SavedKernel, kernelspec: Mapping[str, Any] | None = None) -> None:
         multi = self.kernels.manager
         name, wanted = saved.kernel_name, {"kernel_id": saved.kernel_id}
         manager, _, kernel_id = multi.pre_start_kernel(name, wanted)
         manager.kernel_id = kernel_id
+        if kernelspec is not None:
+            use_kernelspec(manager, kernelspec)
         factory = KernelProvisionerFactory.instance(parent=multi)
         provisioner = factory.create_provisioner_instance(kernel_id, manager.kernel_spec, manager)
         if not isinstance(provisioner, SandboxProvisioner):
@@ -125,7 +152,7 @@ class Adopter:
         try:
             await run(kernel.record(self.kernels.record_limit))
             recording = await run(kernel.recorded(MAX_RECORDING))
-            await self._enter(manager, provisioner, saved)
+            await self.enter(manager, provisioner, saved)
         except BaseException:
             manager.stop_restarter()
             multi.remove_kernel(kernel_id)
@@ -140,9 +167,10 @@ class Adopter:
             row = {key: session[key] for key in ("session_id", "path", "name", "type")}
             await self.kernels.app.session_manager.save_session(**row, kernel_id=kernel_id)
 
-    async def _enter(
+    async def enter(
         self, manager: Any, provisioner: SandboxProvisioner, saved: SavedKernel
     ) -> None:
+        """Let the server have a kernel that runs already, under its id."""
         manager.provisioner = provisioner
         manager.load_connection_info(saved.provisioner["connection_info"])
         manager.write_connection_file()

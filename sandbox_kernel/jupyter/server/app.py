@@ -17,6 +17,7 @@ from sandbox_kernel.jupyter.jupyter_internals import (
     ACTIVITY,
     ADOPTION,
     CULLING,
+    LIVE_NOTEBOOKS,
     ONLY_SANDBOXES,
     SESSIONS,
     START_ERRORS,
@@ -30,6 +31,7 @@ from sandbox_kernel.jupyter.server.kernel_start import (
     create_only_sandboxes,
     start_with_readable_errors,
 )
+from sandbox_kernel.jupyter.server.live_kernels import LiveKernels
 from sandbox_kernel.jupyter.server.save_hooks import Saver
 from sandbox_kernel.jupyter.server.saved_kernels import ServerLock
 from sandbox_kernel.jupyter.server.server_kernels import ServerKernels
@@ -130,6 +132,7 @@ class SandboxServer(ExtensionApp):
         self._served: list[ServerKernels] = []
         """The kernels of this server, once it has any of its own."""
         self._running: _Running | None = None
+        self._live: LiveKernels | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -162,6 +165,10 @@ class SandboxServer(ExtensionApp):
             return
         self._running = running = self._start(internals)
         self._served.append(running.kernels)
+        can_adopt = internals.has(ADOPTION)
+        if can_adopt:
+            self._live = live = LiveKernels(self._adopter(running), running.used, self.log)
+            internals.wrap(LIVE_NOTEBOOKS, live.start, live.shared.restart)
         internals.wrap(START_ERRORS, start_with_readable_errors)
         internals.wrap(ACTIVITY, running.used.watch)
         internals.wrap(SESSIONS, self._save_sessions, self._save_sessions)
@@ -170,7 +177,7 @@ class SandboxServer(ExtensionApp):
             internals.wrap(CULLING, culler.cull, culler.shut_down)
         self._replay_missed_output(running.kernels)
         observers.observers.append(running.events)
-        if self.adopt and internals.has(ADOPTION):
+        if self.adopt and can_adopt:
             self._adopt_now_or_soon()
         else:
             self._report_left_sandboxes()
@@ -222,10 +229,8 @@ class SandboxServer(ExtensionApp):
     async def _adopt(self) -> None:
         running = self._running
         assert running is not None
-        kernels, internals, server = running.kernels, running.internals, running.lock.server
-        adopter = Adopter(kernels, internals, server, self.adopt_timeout, running.events.egress)
         try:
-            outcomes = await adopter.adopt_all()
+            outcomes = await self._adopter(running).adopt_all()
         except (SandboxError, OSError) as error:
             self.log.error("No kernel of an earlier server could be adopted: %s", error)
             outcomes = []
@@ -240,6 +245,10 @@ class SandboxServer(ExtensionApp):
             else:
                 running.used.add(one.kernel_id)
                 self.log.info("Adopted kernel %s in sandbox %s", one.kernel_id, one.sandbox)
+
+    def _adopter(self, running: _Running) -> Adopter:
+        kernels, internals, server = running.kernels, running.internals, running.lock.server
+        return Adopter(kernels, internals, server, self.adopt_timeout, running.events.egress)
 
     def _report_left_sandboxes(self) -> None:
         waiting = len(all_left(backend_names()))
@@ -264,6 +273,8 @@ class SandboxServer(ExtensionApp):
 
     async def _stop(self, running: _Running, policy: str) -> None:
         await running.warm.close()
+        if self._live is not None:
+            await self._live.shared.close()
         await running.saver.finish()
         shutdown = ServerShutdown(running.kernels, running.used)
         ending = list(running.kernels.saved)

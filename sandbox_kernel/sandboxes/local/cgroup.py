@@ -227,11 +227,11 @@ def _memberships() -> dict[str, str]:
 def _mounts(kind: str) -> list[tuple[Path, str, list[str]]]:
     """(mount point, root, options) of the mounts of a file system type."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n"):
         fields, _, rest = line.partition(" - ")
         tail = rest.split()
         if tail and tail[0] == kind:
-            head = fields.split()
+            head = fields.split(" ")
             found.append((Path(head[4]), head[3], tail[-1].split(",")))
     return found
 

@@ -73,11 +73,12 @@ def with_image(command: Sequence[str], image: Path, folder: Path, size: int) -> 
 def is_mounted(pid: int, folder: Path) -> bool:
     """Whether the process sees a file system of its own at ``folder``."""
     try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
     except OSError:
         return False
-    # Blanks and backslashes are written as octal numbers.
-    points = (re.sub(r"\\([0-7]{3})", lambda o: chr(int(o[1], 8)), s.split()[4]) for s in lines)
+    # Blanks, line feeds and backslashes are written as octal numbers; all else is part of a name.
+    fields = (line.split(" ") for line in text.split("\n") if line)
+    points = (re.sub(r"\\([0-7]{3})", lambda o: chr(int(o[1], 8)), f[4]) for f in fields)
     return str(folder) in points
 
 

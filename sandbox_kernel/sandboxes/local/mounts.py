@@ -116,7 +116,7 @@ def follow_links(
 def mounted_in(folders: Iterable[str]) -> list[str]:
     """The mounts of this process below some folders: a line of /proc/self/mountinfo each."""
     below = tuple(f"{folder}/" for folder in folders)
-    with open("/proc/self/mountinfo", errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as lines:
         return [line for line in lines if line.split(" ", 5)[4].startswith(below)]
 
 

@@ -46,7 +46,7 @@ def never_shown(top: str) -> set[str]:
 
 
 def _mounts() -> list[_Mounted]:
-    with open("/proc/self/mountinfo", errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as lines:
         return [_parsed(line) for line in lines]
 
 

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from sandbox_kernel.guest.jail.meminfo import meminfo
 from sandbox_kernel.sandboxes.local.hidden_paths import SETTINGS, STORES, SYSTEM_FOLDERS, covers
 from sandbox_kernel.sandboxes.local.mounts import Bind, Mount, Symlink
 
@@ -83,6 +82,8 @@ def write_identity(folder: Path, hostname: str, *, resolver: bool = False) -> li
 def write_size(folder: Path, memory: int, cpus: Collection[int] | None) -> tuple[Path, list[Bind]]:
     """Write the files to ``folder``. The one for memory, which jailinit keeps up to date, and where
     in the jail each is seen. ``cpus`` of None: all, so the host's figures are right."""
+    from sandbox_kernel.guest.jail.meminfo import meminfo  # lazy: start-up time
+
     shown = {"/proc/meminfo": ("meminfo", meminfo(memory, 0))}
     if cpus is not None:
         shown["/proc/cpuinfo"] = ("cpuinfo", "\n".join(_blocks(cpus)).encode())
