@@ -17,10 +17,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
+
+from tests.helpers.sdists import unpacked_sdist
 
 PROJECT = Path(__file__).resolve().parents[2]
 SUITES = {
@@ -50,14 +51,7 @@ def prepare(folder: Path) -> Path:
     for name in SUITES:
         version = re.search(rf"(?im)^{name.replace('_', '[-_]')}==(\S+)", listed)
         assert version, f"{name} is not installed"
-        if (folder / name).exists():
-            continue
-        wanted = [f"{name}=={version[1]}", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*pip, "download", "-d", str(folder / "sdists"), *wanted], check=True)
-        [sdist] = (folder / "sdists").glob(f"{name}-*.tar.gz")
-        with tarfile.open(sdist) as archive:
-            archive.extractall(folder / "unpacked", filter="data")
-        shutil.move(folder / "unpacked" / sdist.name.removesuffix(".tar.gz"), folder / name)
+        unpacked_sdist(name, version[1], folder, python=python)
     # Some of its kernels are modules of its tests: sandboxes see them in the environment only.
     [packages] = (folder / "venv" / "lib").glob("python*/site-packages")
     shutil.copytree(folder / "jupyter_client" / "tests", packages / "tests", dirs_exist_ok=True)

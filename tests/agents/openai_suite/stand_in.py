@@ -1,0 +1,285 @@
+"""A pytest plugin for the OpenAI Agents SDK's tests, which get our client for its Unix-local one.
+
+The classes are swapped before collection, so the files stay as they are. Those tests look at the
+workspace on the host. So a sandbox gets what the test has made for it, at the same path, and in its
+place on the host there is then a link to the sandbox's own files, as its processes see them.
+
+``SUITE_BACKEND`` names the backend. What ``not_applicable.txt`` lists is not run.
+
+Not a module of this project's tests: the SDK's are called ``tests``, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from agents.sandbox import sandboxes
+from agents.sandbox.manifest import Manifest
+from agents.sandbox.sandboxes import unix_local
+from agents.sandbox.session import SandboxSession, SandboxSessionState
+
+from sandbox_kernel.agents.openai_agents import (
+    SandboxKernelClient,
+    SandboxKernelClientOptions,
+    SandboxKernelSession,
+    SandboxKernelSessionState,
+)
+from sandbox_kernel.agents.openai_agents.options import spec_for
+from sandbox_kernel.agents.openai_agents.sandbox import SessionSandbox
+from sandbox_kernel.sandboxes.backends import load_backend
+from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
+from sandbox_kernel.tunnel.background import submit
+
+BACKEND = os.environ["SUITE_BACKEND"]
+CLIENT: SandboxClient = load_backend(BACKEND)
+ALLOWED = unix_local._HOST_ENVIRONMENT_ALLOWLIST
+_rmtree = shutil.rmtree
+_WAITS = "import sys, time; time.sleep(3600)"
+
+
+class Place:
+    """Where the running test keeps its files, and what must be tidied up after it."""
+
+    folder: Path | None = None
+    links: ClassVar[dict[Path, Path | None]] = {}
+    """Workspaces -> what the test had made at their place."""
+    sandboxes: ClassVar[set[str]] = set()
+
+
+class MirroredSandbox(SessionSandbox):
+    """A sandbox whose workspace the test sees at its path on the host."""
+
+    root: Path
+
+    async def attach(self) -> SandboxHandle:
+        known = self._handle
+        handle = await super().attach()
+        if handle is not known:
+            Place.sandboxes.add(handle.name)
+            await self._mirror(handle)
+        return handle
+
+    async def _mirror(self, handle: SandboxHandle) -> None:
+        base = Place.folder if Place.folder in self.root.parents else self.root
+        for folder in {Place.folder, base}:
+            if folder is not None and folder.is_dir() and not folder.is_symlink():
+                await handle.upload(str(folder), str(folder))
+        await handle.exec("mkdir", ["-p", str(self.root.parent)], cwd="/")
+        self._show(await _seen_from_host(handle))
+
+    def _show(self, view: str) -> None:
+        aside = None
+        if self.root.is_symlink():
+            self.root.unlink()
+        elif self.root.exists():
+            aside = self.root.with_name(f".{secrets.token_hex(4)}")
+            self.root.rename(aside)
+        self.root.symlink_to(f"{view}{self.root}")
+        Place.links.setdefault(self.root, aside)
+
+    async def rest(self, *, pause: bool) -> None:
+        await super().rest(pause=pause)
+        unlink(self.root)
+
+    async def remove(self) -> None:
+        await super().remove()
+        unlink(self.root)
+
+
+def unlink(root: Path) -> None:
+    """What the test itself has put there is there again."""
+    if root in Place.links and root.is_symlink():
+        root.unlink()
+        aside = Place.links.pop(root)
+        if aside is not None:
+            aside.rename(root)
+
+
+def rmtree(path: Any, *args: Any, **options: Any) -> None:
+    """A test removes its workspace, which may be in a sandbox."""
+    unlink(Path(path))
+    _rmtree(path, *args, **options)
+
+
+async def _seen_from_host(handle: SandboxHandle) -> str:
+    """The sandbox's root folder, as one of its processes has it."""
+    mark = secrets.token_hex(8)
+    await handle.spawn(["python3", "-c", _WAITS, mark])
+    while True:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if mark.encode() in words and words[1:3] == [b"-c", _WAITS.encode()]:
+                    return str(process / "root")
+        await asyncio.sleep(0.02)
+
+
+class State(SandboxKernelSessionState):
+    type: Literal["unix_local"] = "unix_local"  # type: ignore[assignment]
+    backend: str = BACKEND
+    workspace_root_owned: bool = False
+
+
+class Session(SandboxKernelSession):
+    """Also made from a state alone, and with the host's environment and HOME, as theirs is."""
+
+    state: State
+    inherited: frozenset[str] | None = None
+
+    def __init__(self, *, state: Any, **_: Any) -> None:
+        super().__init__(state=state, backend=CLIENT)
+        options = SandboxKernelClientOptions(backend=BACKEND)
+        self._sandbox = MirroredSandbox(
+            CLIENT, state.sandbox, lambda: spec_for(state, options, CLIENT.capabilities)
+        )
+        self._sandbox.root = Path(state.manifest.root)
+
+    @classmethod
+    def from_state(cls, state: State) -> Session:
+        return cls(state=state)
+
+    def _prepare_exec_command(
+        self, *command: str | Path, shell: bool | list[str], user: Any
+    ) -> list[str]:
+        # Theirs is no login shell: that would set PATH.
+        shell = ["sh", "-c"] if shell is True else shell
+        return super()._prepare_exec_command(*command, shell=shell, user=user)
+
+    async def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if self._inherits(k)}
+        return {**kept, **await super()._environment(), "HOME": self.state.manifest.root}
+
+    def _inherits(self, name: str) -> bool:
+        return self.inherited is None or name in self.inherited
+
+    def _folder(self) -> str:
+        return self.state.manifest.root
+
+
+class Client(SandboxKernelClient):
+    """Takes what theirs takes, and gives each session without a root one of its own."""
+
+    backend_id = "unix_local"
+
+    def __init__(
+        self,
+        *,
+        inherit_host_environment: bool = True,
+        host_environment_allowlist: Collection[str] | None = None,
+        **theirs: Any,
+    ) -> None:
+        if inherit_host_environment and host_environment_allowlist is not None:
+            raise ValueError("host_environment_allowlist requires inherit_host_environment=False")
+        if isinstance(host_environment_allowlist, str):
+            raise TypeError("host_environment_allowlist must be a collection of variable names")
+        super().__init__(options=SandboxKernelClientOptions(backend=BACKEND), **theirs)
+        self._inherited = None
+        if not inherit_host_environment:
+            self._inherited = frozenset(host_environment_allowlist or ALLOWED)
+
+    async def create(
+        self,
+        *,
+        snapshot: Any = None,
+        manifest: Manifest | None = None,
+        options: Any = None,
+    ) -> SandboxSession:
+        manifest = manifest or Manifest()
+        owned = manifest.root == "/workspace"
+        if owned:
+            root = tempfile.mkdtemp(prefix="sandbox-local-")
+            os.rmdir(root)
+            manifest = manifest.model_copy(update={"root": root}, deep=True)
+        ours = SandboxKernelClientOptions(
+            backend=BACKEND, exposed_ports=options.exposed_ports if options else ()
+        )
+        made = await super().create(snapshot=snapshot, manifest=manifest, options=ours)
+        made.state.workspace_root_owned = owned  # type: ignore[attr-defined]
+        return made
+
+    def _session(self, state: Any, options: Any) -> SandboxSession:
+        if not isinstance(state, State):
+            state = State.model_validate({**dict(state), "type": "unix_local"})
+        inner = Session(state=state)
+        inner.inherited = self._inherited
+        return self._wrap_session(inner, instrumentation=self._instrumentation)
+
+    def deserialize_session_state(self, payload: dict[str, object]) -> SandboxSessionState:
+        return self._deserialize_session_state_payload(payload, State)
+
+
+SWAPPED = {
+    "UnixLocalSandboxClient": Client,
+    "UnixLocalSandboxSession": Session,
+    "UnixLocalSandboxSessionState": State,
+}
+for name, stand_in in SWAPPED.items():
+    for module in (sandboxes, unix_local):
+        if hasattr(module, name):
+            setattr(module, name, stand_in)
+
+
+# --- running their tests
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "asyncio: a coroutine")
+
+
+def not_applicable() -> dict[str, str]:
+    """Ids of tests -> why they are no tests of our client."""
+    found: dict[str, str] = {}
+    reason = ""
+    for line in Path(__file__).with_name("not_applicable.txt").read_text().splitlines():
+        if line.startswith("# "):
+            reason = line.removeprefix("# ")
+        elif line:
+            found[line] = reason
+    return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A listed test that does not exist is an error: the list is as true as the tests."""
+    known = {item.nodeid for item in items}
+    files = {nodeid.partition("::")[0] for nodeid in known}
+    listed = {nodeid for nodeid in not_applicable() if nodeid.partition("::")[0] in files}
+    if config.getoption("keyword") or any("::" in word for word in config.args):
+        listed &= known  # only some of the tests of a file were asked for
+    if unknown := sorted(listed - known):
+        raise pytest.UsageError(f"not_applicable.txt lists what does not exist: {unknown}")
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in listed])
+    items[:] = [item for item in items if item.nodeid not in listed]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Their coroutines run on a loop of their own, without a further plugin."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture(autouse=True)
+def place_of_the_test(tmp_path: Path) -> Iterator[None]:
+    """Nothing of a test is left: neither its sandboxes nor the links to them."""
+    Place.folder = tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        yield
+    for sandbox in Place.sandboxes:
+        submit(CLIENT.remove(sandbox)).result()
+    Place.sandboxes.clear()
+    for root in list(Place.links):
+        unlink(root)
