@@ -24,6 +24,7 @@ from sandbox_kernel.agents.notebook import Input, Notebook, OnTimeout, State
 from sandbox_kernel.agents.opening import Opening
 from sandbox_kernel.agents.result import ChangedFile, OutputPage, Result
 from sandbox_kernel.agents.variables import Variable
+from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.live_notebooks import LiveNotebook
 from sandbox_kernel.workspace.reports import Quota
 
@@ -43,7 +44,13 @@ class _LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, and wait for it. Ctrl-C cancels it."""
+        """Run a coroutine, and wait for it. Ctrl-C cancels it. SandboxError after the end."""
+        if self.loop.is_closed():
+            coroutine.close()
+            raise SandboxError(
+                "The notebook was closed or detached here. BlockingNotebook.live() lists those "
+                "that can be attached to; open it again for a new kernel."
+            )
         outcome = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return outcome.result()

@@ -33,6 +33,10 @@ def test_a_program_without_a_loop_runs_cells(folder: Path) -> None:
         assert list(notebook.jobs) == [next(iter(notebook.jobs)), job.id]
     notebook.close()
     assert path.exists()
+    with pytest.raises(SandboxError, match="was closed"):
+        notebook.run("1")
+    with pytest.raises(SandboxError, match="was closed"):
+        job.cancel()
 
 
 def test_threads_share_one_notebook() -> None:
