@@ -63,9 +63,11 @@ class NotebookKernel:
 
     @classmethod
     async def take_over(cls, live: LiveNotebook) -> NotebookKernel:
-        """The kernel of a notebook that another process has started. SandboxGone if it ended."""
+        """The kernel of a notebook that another process has started; it may have died since.
+        SandboxGone if its sandbox has ended."""
         manager, provisioner = _with_provisioner(live.kernel_name, live.kernelspec, live.kernel_id)
         self = cls(manager, live.kernelspec, live.cwd or os.getcwd())
+        provisioner.takes_dead = True
         try:
             await provisioner.load_provisioner_info(live.provisioner)
             saved = provisioner.saved_workspace is not None
