@@ -159,6 +159,8 @@ class NotebookKernel:
     async def detach(self) -> None:
         """Leave it running, for another process."""
         await self.provisioner.detach()
+        # The manager would delete the sockets, which may be that process's by now.
+        self.manager.transport = "tcp"
         await self.manager.cleanup_resources()
 
     async def end(self, *, save: bool = True) -> None:
