@@ -183,11 +183,13 @@ def _manager(name: str, kernelspec: Mapping[str, Any]) -> Any:
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
 
+    from sandbox_kernel.jupyter.jupyter_internals import kernelspec_of
+
     class OneKernelspec(KernelSpecManager):
         """One kernelspec that is on no disk."""
 
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-            return KernelSpec(resource_dir="", **kernelspec)
+            return kernelspec_of(kernelspec)
 
     return AsyncKernelManager(kernel_name=name, kernel_spec_manager=OneKernelspec())
 

@@ -47,9 +47,15 @@ def adopt_kernel(
     manager.write_connection_file()
 
 
+def kernelspec_of(values: Mapping[str, Any]) -> KernelSpec:
+    """A kernelspec that is on no disk. Older versions of Jupyter do not know all of its fields."""
+    known = KernelSpec.class_trait_names()
+    return KernelSpec(**{"resource_dir": "", **{k: v for k, v in values.items() if k in known}})
+
+
 def use_kernelspec(manager: Any, kernelspec: Mapping[str, Any]) -> None:
     """Let a manager use this kernelspec, whatever is on disk under its kernel's name."""
-    manager._kernel_spec = KernelSpec(resource_dir="", **kernelspec)
+    manager._kernel_spec = kernelspec_of(kernelspec)
 
 
 def never_shut_down(manager: Any) -> None:
