@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from typing import Any
@@ -21,6 +22,19 @@ def pytest_configure() -> None:
     """Also runs in each worker of pytest-xdist."""
     heed_signals()
     keep_no_spares()
+    _never_hurry_hypothesis()
+
+
+def _never_hurry_hypothesis() -> None:
+    """How fast a busy machine is, is not what is tested. Some environments do without hypothesis."""
+    with contextlib.suppress(ImportError):
+        from hypothesis import HealthCheck, settings
+
+        unhurried = [HealthCheck.too_slow]
+        settings.register_profile(
+            "unhurried", settings(), deadline=None, suppress_health_check=unhurried
+        )
+        settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -54,7 +54,9 @@ class Channels:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         else:
             socket.identity = self._session.bsession
-        public, secret = self._manager.curve_publickey, self._manager.curve_secretkey
+        # Managers of older versions know no encryption.
+        public = getattr(self._manager, "curve_publickey", None)
+        secret = getattr(self._manager, "curve_secretkey", None)
         if public is not None:
             socket.curve_serverkey = socket.curve_publickey = public
             socket.curve_secretkey = secret
