@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 
 
 def _never_hurry_hypothesis() -> None:
-    """How fast a busy machine is, is not what is tested. Some environments do without hypothesis."""
+    """A busy machine is no failure. (Some environments do without hypothesis.)"""
     with contextlib.suppress(ImportError):
         from hypothesis import HealthCheck, settings
 
