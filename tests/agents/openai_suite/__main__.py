@@ -4,7 +4,7 @@
 
 The tests come from the SDK's sdist, of the version that is installed. ``not_applicable.txt`` lists
 those that are about that one client, with the reason; all others must pass. A hosted backend is
-emulated. On microVMs, those in ``not_on_microvms.txt`` are left out, too.
+emulated. BoxLite's microVMs are for the rig: ``tests/microvm``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ place on the host there is then a link to the sandbox's own files, as its proces
 microVM, to a copy (``host_copy``).
 
 ``SUITE_BACKEND`` names the backend, ``SUITE_SETTINGS`` has fields of every sandbox, and
-``SUITE_COPIED`` asks for copies. What ``not_applicable.txt`` lists is not run, and with copies not
-what ``not_on_microvms.txt`` lists.
+``SUITE_COPIED`` asks for copies. What ``not_applicable.txt`` lists is not run.
 
 Not a module of this project's tests: the SDK's are called ``tests``, too.
 """
@@ -107,6 +106,8 @@ class MirroredSandbox(SessionSandbox):
                 await handle.upload(str(folder), str(folder))
         await handle.exec("mkdir", ["-p", str(self.root.parent)], cwd="/")
         if COPIED:
+            # An image's has login shells forget the PATH that a test gives them. A jail has none.
+            await handle.exec("rm", ["-f", "/etc/profile"], cwd="/")
             key = (handle.id, self.root)
             self._copy = Place.copies.get(key) or HostCopy(self.root)
             Place.copies[key] = self._copy
@@ -153,6 +154,12 @@ def wait_for(awaitable: Any, timeout: float | None) -> Any:
     if timeout is not None and of_a_test:
         timeout *= SLOWNESS
     return _wait_for(awaitable, timeout)
+
+
+def _slower(options: dict[str, Any]) -> dict[str, Any]:
+    """So is the time in which a terminal's output is collected."""
+    wanted = options.get("yield_time_s")
+    return options if wanted is None else {**options, "yield_time_s": wanted * SLOWNESS}
 
 
 async def _seen_from_host(handle: SandboxHandle) -> str:
@@ -211,12 +218,12 @@ class Session(SandboxKernelSession):
         return result
 
     async def pty_exec_start(self, *command: str | Path, **options: Any) -> PtyExecUpdate:
-        update = await super().pty_exec_start(*command, **options)
+        update = await super().pty_exec_start(*command, **_slower(options))
         await run(self._sandbox.refresh())
         return update
 
     async def pty_write_stdin(self, **options: Any) -> PtyExecUpdate:
-        update = await super().pty_write_stdin(**options)
+        update = await super().pty_write_stdin(**_slower(options))
         await run(self._sandbox.refresh())
         return update
 
@@ -300,28 +307,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "asyncio: a coroutine")
 
 
-def left_out() -> dict[str, str]:
-    """Ids of tests -> why they are no tests of our client, or none that can be run here."""
+def not_applicable() -> dict[str, str]:
+    """Ids of tests -> why they are no tests of our client."""
     found: dict[str, str] = {}
-    for name in ("not_applicable.txt", *(["not_on_microvms.txt"] if COPIED else [])):
-        reason = ""
-        for line in Path(__file__).with_name(name).read_text().splitlines():
-            if line.startswith("# "):
-                reason = line.removeprefix("# ")
-            elif line:
-                found[line] = reason
+    reason = ""
+    for line in Path(__file__).with_name("not_applicable.txt").read_text().splitlines():
+        if line.startswith("# "):
+            reason = line.removeprefix("# ")
+        elif line:
+            found[line] = reason
     return found
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A listed test that does not exist is an error: the lists are as true as the tests."""
+    """A listed test that does not exist is an error: the list is as true as the tests."""
     known = {item.nodeid for item in items}
     files = {nodeid.partition("::")[0] for nodeid in known}
-    listed = {nodeid for nodeid in left_out() if nodeid.partition("::")[0] in files}
+    listed = {nodeid for nodeid in not_applicable() if nodeid.partition("::")[0] in files}
     if config.getoption("keyword") or any("::" in word for word in config.args):
         listed &= known  # only some of the tests of a file were asked for
     if unknown := sorted(listed - known):
-        raise pytest.UsageError(f"the lists of what is left out name what is not there: {unknown}")
+        raise pytest.UsageError(f"not_applicable.txt lists what does not exist: {unknown}")
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in listed])
     items[:] = [item for item in items if item.nodeid not in listed]
 
