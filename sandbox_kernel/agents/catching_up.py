@@ -98,7 +98,7 @@ _LINES: dict[str, Callable[[EarlierJob, dict[str, Any]], None]] = {
 
 class CatchingUp:
     """``begin`` hears what there is; ``go_on`` ends when nothing of the recording is missing, which
-    may take as long as the kernel is silent."""
+    may take as long as the kernel is silent, or when the kernel is dead."""
 
     def __init__(
         self,
@@ -139,10 +139,12 @@ class CatchingUp:
         answer = asyncio.create_task(queue.probes.ask())
         try:
             for _ in range(_MOST_LOOKS):
-                while not self._live.messages:
+                while not self._live.messages and not queue.death:
                     await self._ask_for_a_message()
                     await self._hear_recording()
                 await self._hear_recording()
+                if queue.death:
+                    break
                 if self._live.messages[0].id in self._known:
                     break
                 await asyncio.sleep(_LOOK)
@@ -150,7 +152,8 @@ class CatchingUp:
             waiting, queue.hear_iopub = self._live.messages, queue.heard
             for envelope in waiting:
                 queue.heard(envelope)
-            await answer
+            if not queue.death:
+                await answer
             self._find_lost()
         finally:
             answer.cancel()

@@ -63,9 +63,11 @@ class NotebookKernel:
 
     @classmethod
     async def take_over(cls, live: LiveNotebook) -> NotebookKernel:
-        """The kernel of a notebook that another process has started. SandboxGone if it ended."""
+        """The kernel of a notebook that another process has started; it may have died since.
+        SandboxGone if its sandbox has ended."""
         manager, provisioner = _with_provisioner(live.kernel_name, live.kernelspec, live.kernel_id)
         self = cls(manager, live.kernelspec, live.cwd or os.getcwd())
+        provisioner.takes_dead = True
         try:
             await provisioner.load_provisioner_info(live.provisioner)
             saved = provisioner.saved_workspace is not None
@@ -157,6 +159,8 @@ class NotebookKernel:
     async def detach(self) -> None:
         """Leave it running, for another process."""
         await self.provisioner.detach()
+        # The manager would delete the sockets, which may be that process's by now.
+        self.manager.transport = "tcp"
         await self.manager.cleanup_resources()
 
     async def end(self, *, save: bool = True) -> None:

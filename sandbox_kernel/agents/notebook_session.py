@@ -78,9 +78,9 @@ class NotebookSession:
             self = cls(kernel, live, record)
             earlier = await asyncio.to_thread(read_journal, live.journal())
             await kernel.record()
-            self._watch_kernel()
             catching_up = CatchingUp(self.queue, kernel, earlier, record)
             await catching_up.begin()
+            self._watch_kernel()  # not earlier: a kernel that has died ends the jobs that it had
             self._tasks.start(catching_up.go_on())
             return self
         except BaseException:

@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ class RecordedNotebook:
                 self._unwritten.clear()
                 # Cells are replaced on this loop, never changed, so a thread may read them.
                 cells = [(cell["id"], dict(cell)) for cell in self._cells]
-                await asyncio.to_thread(self._replace, cells, lasting)
+                await _to_its_end(asyncio.to_thread(self._replace, cells, lasting))
             except BaseException:
                 self._due = True
                 raise
@@ -226,6 +226,16 @@ class RecordedNotebook:
         self._content, self._cells = content, cells
         self._texts.clear()
         self._unwritten |= self._jobs.keys() - self._removed
+
+
+async def _to_its_end(writing: Coroutine[Any, Any, None]) -> None:
+    """Also if we are cancelled: what a thread writes later would replace what is written next."""
+    task = asyncio.ensure_future(writing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def check_cell_id(cell_id: str) -> str:

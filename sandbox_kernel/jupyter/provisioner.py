@@ -90,6 +90,8 @@ class SandboxProvisioner(ProvisionedKernel):
         """Somebody has asked this kernel to end."""
         self._folder: str | None = None
         """The folder of the local sockets, if it is our own."""
+        self.takes_dead = False
+        """``load_provisioner_info`` also takes over a kernel that has ended, for its output."""
 
     def configuration(self) -> KernelConfiguration:
         """The settings in force for this kernel."""
@@ -468,7 +470,7 @@ class SandboxProvisioner(ProvisionedKernel):
         )
         kernel.on_exit = partial(self._exited, kernel)
         try:
-            if kernel.exit_code is not None:
+            if kernel.exit_code is not None and not self.takes_dead:
                 sandbox = kernel.handle.name
                 raise SandboxGone(f"The kernel in sandbox {sandbox!r} has ended: {kernel.death}.")
             await self._listen(kernel)

@@ -143,7 +143,8 @@ async def test_a_run_that_takes_too_long(tmp_path: Path) -> None:
 )
 async def test_a_kernel_that_dies(tmp_path: Path, death: str, words: str) -> None:
     """The cell that ran and the reason are named, and what it had printed is kept."""
-    source = f"import os, sys\nprint('last words', flush=True)\n{death}"
+    # A kernel of any kind takes with it what it has not yet sent.
+    source = f"import os, time\nprint('last words', flush=True)\ntime.sleep(1)\n{death}"
     report = await ran(tmp_path, "1", source, "3")
     assert (report.ending, report.ending.exit_code) == (Ending.KERNEL_DIED, 5)
     assert "in.ipynb, cell 2 of 3, ended with its kernel" in report.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -281,6 +282,21 @@ class Tab:
                 return content
             self.read()
         raise NotDone(f"the cell goes on after {within:.0f} s")
+
+    def until_heard(self) -> None:
+        """Ask until the kernel is heard, too. The server's sockets lose a kernel that changes hands
+        or sandboxes, and connect again one by one; what is published before that, nobody hears."""
+
+        def idle() -> bool:
+            request = self.send("kernel_info_request", {})
+            with contextlib.suppress(websocket.WebSocketTimeoutException, AssertionError):
+                while True:
+                    message = self.read(within=1.0)
+                    if message["parent"] == request and "idle" in message["content"].values():
+                        return True
+            return False
+
+        wait_until(idle, "the kernel is heard", PATIENCE)
 
     def text(self, request: str) -> str:
         """What a cell printed, as a client shows it that knows each message once."""

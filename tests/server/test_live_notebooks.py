@@ -86,6 +86,7 @@ def test_a_notebook_in_use_is_shared_with_its_program(server: JupyterServer, fol
         assert ask("y")["text"] == "2"
         assert ask("")["left"]
         wait_until(lambda: "Took over kernel" in server.log, "the server has the kernel")
+        tab.until_heard()
         assert tab.run("print(x + y)") == "43\n"
         assert the_sandbox() == told["sandbox"]
         server.request("POST", f"/api/kernels/{tab.kernel_id}/restart")

@@ -82,6 +82,7 @@ def test_why_a_kernel_died_while_nothing_ran(server: JupyterServer) -> None:
     assert said.startswith("The kernel died with its sandbox.\nSandbox 'kernel-")
     assert said.endswith("The next kernel starts in a new one, with the files of the last save.")
 
+    tab.until_heard()
     assert tab.run("1") == ""
     tab.begin("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nos._exit(5)")
     tab.close()

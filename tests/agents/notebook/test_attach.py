@@ -8,8 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from sandbox_kernel import Notebook
-from sandbox_kernel.errors import SandboxError, SandboxExists, SandboxNotFound
+from sandbox_kernel import Notebook, load_backend
+from sandbox_kernel.errors import KernelError, SandboxError, SandboxExists, SandboxNotFound
+from sandbox_kernel.tunnel import background
 from tests.helpers.waiting import until
 
 from .other_process import caller, killed_caller
@@ -67,6 +68,41 @@ async def test_every_line_is_read_once_after_the_caller_was_killed(folder: Path)
     nbformat.validate(recorded)
     assert lines_of(recorded.cells[1].outputs[0].text)[0] == numbers
     assert [len(cell.outputs) for cell in recorded.cells] == [1, 1, 0, 1]
+
+
+DIES = """
+nb = await Notebook.open(os.environ["TEST_PATH"])
+job = await nb.start(
+    "import os, time\\nfor n in range(500):\\n    print('line', n)\\n"
+    "while not os.path.exists('go'): time.sleep(0.01)\\n"
+    "print('all', 500, flush=True)\\ntime.sleep(0.5)\\nos._exit(7)"
+)
+while job.state == "queued":
+    await job.changed(timeout=1)
+tell(sandbox=nb.sandbox, job=job.id, kernel=nb._session.kernel.provisioner.pid)
+"""
+
+
+async def test_a_kernel_that_died_after_its_caller_has_left_its_output(folder: Path) -> None:
+    """All that its cell printed is there, and why the job ended; after a restart the notebook goes
+    on in the same sandbox."""
+    path = folder / "died.ipynb"
+    with killed_caller(DIES, TEST_PATH=str(path)) as told:
+        handle = await background.run(load_backend("local").get(told["sandbox"]))
+        ends = f"touch go; while kill -0 {told['kernel']} 2>/dev/null; do sleep 0.02; done"
+        await background.run(handle.exec("/bin/sh", ["-c", ends], timeout=60))
+        async with Notebook.attach(path) as notebook:
+            result = await notebook.job(told["job"]).wait(60)
+            assert lines_of(result.outputs[0]["text"]) == (list(range(500)), 500)
+            assert result.status == "died"
+            assert "exit code 7" in result.why
+            assert (notebook.state, notebook.sandbox) == ("dead", told["sandbox"])
+            with pytest.raises(KernelError, match="exit code 7"):
+                await notebook.run("1")
+            await notebook.restart()
+            assert (await notebook.run("import os; os.path.exists('go')")).text == "True"
+    recorded = nbformat.read(path, 4)
+    assert lines_of(recorded.cells[0].outputs[0].text)[1] == 500
 
 
 async def test_a_notebook_is_found_by_path_and_by_a_part_of_its_name(folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import nbformat
 import pytest
 
 from sandbox_kernel import Notebook
+from sandbox_kernel.agents.job_state import JobState
+from sandbox_kernel.agents.recorded import RecordedNotebook
 from sandbox_kernel.errors import SandboxExists, SpecError
 
 
@@ -70,6 +74,36 @@ async def test_displays_are_updated_and_outputs_cleared(folder: Path) -> None:
     assert second == []
     assert [o.text for o in third] == ["new\n"]
     assert fourth == []
+
+
+async def test_a_slow_write_does_not_replace_a_later_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notebook is closed while a thread writes it: what comes afterwards is in the file."""
+    began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    replace = RecordedNotebook._replace
+
+    def slowly(record: RecordedNotebook, *args: Any) -> None:
+        if began.is_set():
+            return replace(record, *args)
+        began.set()
+        may_go_on.wait(60)
+        replace(record, *args)
+        ended.set()
+
+    monkeypatch.setattr(RecordedNotebook, "_replace", slowly)
+    record = RecordedNotebook.open(folder / "slow.ipynb")
+    for name in ("first", "second"):
+        job = JobState(name, f"print('{name}')", name)
+        record.place(job)
+        record.changed(job)
+        assert await asyncio.to_thread(began.wait, 60)
+    closing = asyncio.create_task(record.close())
+    await asyncio.wait({closing}, timeout=0.2)  # time for it to go wrong
+    may_go_on.set()
+    await closing
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert [cell.id for cell in read(folder / "slow.ipynb").cells] == ["first", "second"]
 
 
 async def test_cells_that_were_there_stay(folder: Path) -> None:
