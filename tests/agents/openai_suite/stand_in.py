@@ -355,8 +355,8 @@ def place_of_the_test(tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "rmtree", rmtree)
         patch.setattr(asyncio, "wait_for", wait_for)
-        # A terminal gives its first output 2 s.
-        patch.setattr(terminals, "_PATIENCE", terminals._PATIENCE * SLOWNESS)
+        # A terminal gives its first output 2 s. Not much longer: a test's `sleep 30` must not end.
+        patch.setattr(terminals, "_PATIENCE", terminals._PATIENCE * min(SLOWNESS, 4.0))
         yield
     for sandbox in Place.sandboxes:
         submit(CLIENT.remove(sandbox)).result()
