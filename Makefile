@@ -127,7 +127,7 @@ test-systemd: $(VENV)/.test  ## test jails whose cgroup comes from a real system
 test-foreign: $(VENV)/.test  ## run the suites of jupyter_client and jupyter_server on our kernel, and check for leftovers
 	@$(PY) -m tests.foreign
 
-test-microvm: $(VENV)/.test  ## test real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, an hour)
+test-microvm: $(VENV)/.test  ## test real microVMs in a rig (QEMU, no KVM needed; root, 8 GB of disk, 90 minutes)
 	@$(PY) -m tests.microvm
 
 soak: $(VENV)/.test  ## use a server and five notebooks at random for SOAK_MINUTES (30)

@@ -25,3 +25,12 @@ def test_the_sdks_tests_pass_at_a_hosted_service(service: str) -> None:
     """The same, at its emulator."""
     code, output = run(service, output=subprocess.PIPE)
     assert code == 0, output[-20_000:]
+
+
+@pytest.mark.slow
+def test_the_sdks_tests_pass_with_copies_of_the_workspaces() -> None:
+    """A part of them, as they run on microVMs (``tests/microvm``): the host's copy of a workspace
+    is brought up to date, in both directions."""
+    files = ["tests/sandbox/test_run_cwd.py", "tests/sandbox/test_unix_local.py"]
+    code, output = run("local", [*files, "-k", "snapshot or shared"], subprocess.PIPE, copied=True)
+    assert code == 0, output[-20_000:]

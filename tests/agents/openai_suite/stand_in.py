@@ -2,9 +2,11 @@
 
 The classes are swapped before collection, so the files stay as they are. Those tests look at the
 workspace on the host. So a sandbox gets what the test has made for it, at the same path, and in its
-place on the host there is then a link to the sandbox's own files, as its processes see them.
+place on the host there is then a link to the sandbox's own files, as its processes see them; for a
+microVM, to a copy (``host_copy``).
 
-``SUITE_BACKEND`` names the backend. What ``not_applicable.txt`` lists is not run.
+``SUITE_BACKEND`` names the backend, ``SUITE_SETTINGS`` has fields of every sandbox, and
+``SUITE_COPIED`` asks for copies. What ``not_applicable.txt`` lists is not run.
 
 Not a module of this project's tests: the SDK's are called ``tests``, too.
 """
@@ -14,36 +16,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pytest
 from agents.sandbox import sandboxes
 from agents.sandbox.manifest import Manifest
 from agents.sandbox.sandboxes import unix_local
 from agents.sandbox.session import SandboxSession, SandboxSessionState
+from agents.sandbox.session.pty_types import PtyExecUpdate
 
 from sandbox_kernel.agents.openai_agents import (
     SandboxKernelClient,
     SandboxKernelClientOptions,
     SandboxKernelSession,
     SandboxKernelSessionState,
+    terminals,
 )
 from sandbox_kernel.agents.openai_agents.options import spec_for
 from sandbox_kernel.agents.openai_agents.sandbox import SessionSandbox
+from sandbox_kernel.agents.raw_exec import RawResult
 from sandbox_kernel.sandboxes.backends import load_backend
 from sandbox_kernel.sandboxes.base import SandboxClient, SandboxHandle
-from sandbox_kernel.tunnel.background import submit
+from sandbox_kernel.tunnel.background import run, submit
+
+if TYPE_CHECKING:
+    from .host_copy import HostCopy
+else:
+    from host_copy import HostCopy  # see above
 
 BACKEND = os.environ["SUITE_BACKEND"]
+SETTINGS = json.loads(os.environ.get("SUITE_SETTINGS", "{}"))
+COPIED = bool(os.environ.get("SUITE_COPIED"))
+"""Whether the host cannot see the sandbox's processes, or is taken not to."""
+SLOWNESS = float(os.environ.get("SANDBOX_KERNEL_TEST_PATIENCE", "1"))
+"""How many times slower than a real machine this one is."""
 CLIENT: SandboxClient = load_backend(BACKEND)
 ALLOWED = unix_local._HOST_ENVIRONMENT_ALLOWLIST
 _rmtree = shutil.rmtree
+_wait_for = asyncio.wait_for
+_LOOK = ("test", "/tmp/openai-agents/bin/")
+"""Commands that only look, and are every second one: the SDK checks paths by one there."""
 _WAITS = "import sys, time; time.sleep(3600)"
 
 
@@ -54,12 +74,15 @@ class Place:
     links: ClassVar[dict[Path, Path | None]] = {}
     """Workspaces -> what the test had made at their place."""
     sandboxes: ClassVar[set[str]] = set()
+    copies: ClassVar[dict[tuple[str, Path], HostCopy]] = {}
+    """Of each sandbox's workspace one, also if several sessions use it."""
 
 
 class MirroredSandbox(SessionSandbox):
     """A sandbox whose workspace the test sees at its path on the host."""
 
     root: Path
+    _copy: HostCopy | None = None
 
     async def attach(self) -> SandboxHandle:
         known = self._handle
@@ -67,7 +90,14 @@ class MirroredSandbox(SessionSandbox):
         if handle is not known:
             Place.sandboxes.add(handle.name)
             await self._mirror(handle)
+        elif self._copy is not None and self.root in Place.links:
+            await self._copy.give(handle)
         return handle
+
+    async def refresh(self) -> None:
+        """A command may have changed files."""
+        if self._copy is not None and self._handle is not None and self.root in Place.links:
+            self._show(await self._copy.take(self._handle))
 
     async def _mirror(self, handle: SandboxHandle) -> None:
         base = Place.folder if Place.folder in self.root.parents else self.root
@@ -75,16 +105,23 @@ class MirroredSandbox(SessionSandbox):
             if folder is not None and folder.is_dir() and not folder.is_symlink():
                 await handle.upload(str(folder), str(folder))
         await handle.exec("mkdir", ["-p", str(self.root.parent)], cwd="/")
-        self._show(await _seen_from_host(handle))
+        if COPIED:
+            # An image's has login shells forget the PATH that a test gives them. A jail has none.
+            await handle.exec("rm", ["-f", "/etc/profile"], cwd="/")
+            key = (handle.id, self.root)
+            self._copy = Place.copies.get(key) or HostCopy(self.root)
+            Place.copies[key] = self._copy
+        view = await (self._copy.take(handle) if self._copy else _seen_from_host(handle))
+        self._show(view)
 
     def _show(self, view: str) -> None:
         aside = None
-        if self.root.is_symlink():
-            self.root.unlink()
-        elif self.root.exists():
+        if self.root.exists() and not self.root.is_symlink():
             aside = self.root.with_name(f".{secrets.token_hex(4)}")
             self.root.rename(aside)
-        self.root.symlink_to(f"{view}{self.root}")
+        link = self.root.with_name(f".{secrets.token_hex(4)}")
+        link.symlink_to(f"{view}{self.root}")
+        link.replace(self.root)
         Place.links.setdefault(self.root, aside)
 
     async def rest(self, *, pause: bool) -> None:
@@ -111,6 +148,20 @@ def rmtree(path: Any, *args: Any, **options: Any) -> None:
     _rmtree(path, *args, **options)
 
 
+def wait_for(awaitable: Any, timeout: float | None) -> Any:
+    """A test's own limit, in the time of a slow machine."""
+    of_a_test = sys._getframe(1).f_globals["__name__"].startswith("tests.")
+    if timeout is not None and of_a_test:
+        timeout *= SLOWNESS
+    return _wait_for(awaitable, timeout)
+
+
+def _slower(options: dict[str, Any]) -> dict[str, Any]:
+    """So is the time in which a terminal's output is collected."""
+    wanted = options.get("yield_time_s")
+    return options if wanted is None else {**options, "yield_time_s": wanted * SLOWNESS}
+
+
 async def _seen_from_host(handle: SandboxHandle) -> str:
     """The sandbox's root folder, as one of its processes has it."""
     mark = secrets.token_hex(8)
@@ -134,11 +185,12 @@ class Session(SandboxKernelSession):
     """Also made from a state alone, and with the host's environment and HOME, as theirs is."""
 
     state: State
+    _sandbox: MirroredSandbox
     inherited: frozenset[str] | None = None
 
     def __init__(self, *, state: Any, **_: Any) -> None:
         super().__init__(state=state, backend=CLIENT)
-        options = SandboxKernelClientOptions(backend=BACKEND)
+        options = SandboxKernelClientOptions(backend=BACKEND, **SETTINGS)
         self._sandbox = MirroredSandbox(
             CLIENT, state.sandbox, lambda: spec_for(state, options, CLIENT.capabilities)
         )
@@ -158,6 +210,22 @@ class Session(SandboxKernelSession):
     async def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if self._inherits(k)}
         return {**kept, **await super()._environment(), "HOME": self.state.manifest.root}
+
+    async def _raw(self, argv: list[str], **options: Any) -> RawResult:
+        result = await super()._raw(argv, **options)
+        if not argv[0].startswith(_LOOK):
+            await run(self._sandbox.refresh())
+        return result
+
+    async def pty_exec_start(self, *command: str | Path, **options: Any) -> PtyExecUpdate:
+        update = await super().pty_exec_start(*command, **_slower(options))
+        await run(self._sandbox.refresh())
+        return update
+
+    async def pty_write_stdin(self, **options: Any) -> PtyExecUpdate:
+        update = await super().pty_write_stdin(**_slower(options))
+        await run(self._sandbox.refresh())
+        return update
 
     def _inherits(self, name: str) -> bool:
         return self.inherited is None or name in self.inherited
@@ -182,7 +250,8 @@ class Client(SandboxKernelClient):
             raise ValueError("host_environment_allowlist requires inherit_host_environment=False")
         if isinstance(host_environment_allowlist, str):
             raise TypeError("host_environment_allowlist must be a collection of variable names")
-        super().__init__(options=SandboxKernelClientOptions(backend=BACKEND), **theirs)
+        options = SandboxKernelClientOptions(backend=BACKEND, **SETTINGS)
+        super().__init__(options=options, **theirs)
         self._inherited = None
         if not inherit_host_environment:
             self._inherited = frozenset(host_environment_allowlist or ALLOWED)
@@ -201,7 +270,9 @@ class Client(SandboxKernelClient):
             os.rmdir(root)
             manifest = manifest.model_copy(update={"root": root}, deep=True)
         ours = SandboxKernelClientOptions(
-            backend=BACKEND, exposed_ports=options.exposed_ports if options else ()
+            backend=BACKEND,
+            exposed_ports=options.exposed_ports if options else (),
+            settings=SETTINGS,
         )
         made = await super().create(snapshot=snapshot, manifest=manifest, options=ours)
         made.state.workspace_root_owned = owned  # type: ignore[attr-defined]
@@ -261,6 +332,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in listed]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """On microVMs the rest may take long."""
+    if COPIED and report.failed:
+        print(f"\n{report.longreprtext}", flush=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Their coroutines run on a loop of their own, without a further plugin."""
@@ -277,9 +354,14 @@ def place_of_the_test(tmp_path: Path) -> Iterator[None]:
     Place.folder = tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "rmtree", rmtree)
+        patch.setattr(asyncio, "wait_for", wait_for)
+        # A terminal gives its first output 2 s. Not much longer: a test's `sleep 30` must not end.
+        patch.setattr(terminals, "_PATIENCE", terminals._PATIENCE * min(SLOWNESS, 4.0))
         yield
     for sandbox in Place.sandboxes:
         submit(CLIENT.remove(sandbox)).result()
     Place.sandboxes.clear()
     for root in list(Place.links):
         unlink(root)
+    while Place.copies:
+        Place.copies.popitem()[1].close()
