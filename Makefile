@@ -154,6 +154,7 @@ format: $(VENV)/.test  ## format the sources with ruff
 
 bench: $(VENV)/.bench  ## measure round trips, throughput and start-up against a plain local kernel
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks programs
 	@$(PY) -m benchmarks workspace
 	@$(PY) -m benchmarks egress
 
