@@ -46,7 +46,7 @@ def test_files_that_are_not_saved(lab: Lab, folder: Path) -> None:
 
 def test_a_kernel_that_does_not_start(lab: Lab) -> None:
     """Lab's dialog shows why, and what to do, without scrolling."""
-    lab.server.options("--SandboxProvisioner.egress=example.com")
+    lab.server.options("--SandboxProvisioner.image=py")
     lab.visit("n.ipynb", "1")
     lines = lab.wait_for_dialog("Error Starting Kernel").splitlines()
     assert lines[1].startswith("Sandbox 'kernel-")
