@@ -50,7 +50,7 @@ class ChangedFiles:
     async def look(self) -> list[ChangedFile]:
         """What has changed since the last look; nothing at the first one.
 
-        SandboxError if the sandbox does not answer; the next call begins anew.
+        SandboxError if the sandbox does not answer; the next call starts again.
         """
         async with self._turn:
             try:

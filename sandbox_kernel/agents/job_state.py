@@ -59,7 +59,7 @@ class JobState:
     """What the kernel evaluates afterwards, for whoever reads the ``reply``."""
     sent: bool = False
     told: bool = False
-    """Its beginning was told to whoever records it."""
+    """Whoever records the notebook has heard that it began."""
     interrupted: bool = False
     timed_out: bool = False
     end_wanted: str = ""

@@ -134,7 +134,11 @@ class Sandboxes:
         except BaseException:
             await asyncio.to_thread(self._ledger.forget, reserved)
             raise
-        await asyncio.to_thread(self._ledger.rename, reserved, made.sandbox)
+        try:
+            await asyncio.to_thread(self._ledger.rename, reserved, made.sandbox)
+        except BaseException:  # no call could name it
+            await asyncio.shield(made.close(save=False))
+            raise
         self._held[made.sandbox] = Held(made)
         return made
 
